@@ -1,0 +1,63 @@
+"""What the packer wants from a checkpoint, whatever its file format: a config, tensors by row, a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """``tokenizer.json`` and ``tokenizer_config.json`` (with the chat template in it, if there is one), as bytes."""
+
+    tokenizer: bytes
+    config: bytes
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """Facts about a checkpoint that are not tensors.
+
+    config: in the form of Hugging Face's ``config.json``. generation: ``generation_config.json`` or empty.
+    notices: file name -> bytes of licence files to carry over. source: what goes into the pack as ``source``.
+    """
+
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    tokenizer: TokenizerFiles
+    license: str = ""
+    notices: Mapping[str, bytes] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Checkpoint(Protocol):
+    """An open checkpoint. Tensor names are Hugging Face's, e.g. ``model.layers.0.self_attn.q_proj.weight``."""
+
+    path: Path
+    info: CheckpointInfo
+
+    def names(self) -> list[str]:
+        """All tensor names, sorted."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape as stored (packed BitNet weights: ``[ceil(out/4), in]``). Raises CheckpointError if missing."""
+
+    def is_packed(self, name: str) -> bool:
+        """Whether the tensor holds packed bytes (uint8) rather than numbers."""
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Rows ``start:stop``: uint8 if packed, else float32. Raises CheckpointError on NaN or infinite values."""
+
+
+def require_finite(values: np.ndarray, path: Path, name: str) -> np.ndarray:
+    """The values, or CheckpointError naming file and tensor."""
+    if not np.isfinite(values).all():
+        bad = int(values.size - np.isfinite(values).sum())
+        raise CheckpointError(f"{path}: tensor {name} has {bad} NaN or infinite values; the checkpoint is damaged")
+    return values

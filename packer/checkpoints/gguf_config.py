@@ -1,0 +1,223 @@
+"""GGUF metadata as a Hugging Face config, for the architectures that the packer has a graph for.
+
+Names of fields and their defaults: llama.cpp ``src/llama-arch.cpp`` and ``src/llama-model.cpp``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CheckpointError
+from ..models.fields import Fields
+from .gguf_header import GgufHeader, GgufTensor
+from .huggingface import read_json
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a name in ``general.architecture`` means.
+
+    act: None where files of both kinds exist. interleaved: whether rows of Q and K are ordered for rotary pairs
+    (2i, 2i+1), as llama.cpp's "normal" rope wants, rather than (i, i + head_dim/2), its "neox" rope.
+    """
+
+    model_type: str
+    act: str | None
+    interleaved: bool
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", "silu", interleaved=True),
+    # 1bitLLM's models under this name use SiLU, Microsoft's relu2.
+    "bitnet": Architecture("bitnet", None, interleaved=False),
+    "bitnet-25": Architecture("bitnet", "relu2", interleaved=False),
+    "bitnet-b1.58": Architecture("bitnet", "relu2", interleaved=False),
+}
+ACTS = ("relu2", "silu")
+
+#: Fields that are read below or say nothing about the mathematics. Any other field of the architecture must be neutral.
+_READ = {
+    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "hidden_activation",
+    "tensor_data_layout", "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "attention.value_length", "attention.layer_norm_rms_epsilon", "attention.scale", "rope.dimension_count",
+    "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.finetuned",
+    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+}  # fmt: skip
+#: Neutral values other than 0 and false.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "logit_scale": (0, 1),
+    "attention.output_scale": (0, 1),
+    "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+}
+ROPE_FREQS = "rope_freqs.weight"
+
+
+def architecture(header: GgufHeader) -> Architecture:
+    """The file's architecture. Raises CheckpointError for one that is not supported."""
+    kind = header.metadata.get("general.type", "model")
+    if kind != "model":
+        raise CheckpointError(f"{header.path}: field 'general.type' is {kind!r}, expected 'model'")
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name.lower() not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{header.path}: field 'general.architecture' is {name!r}, expected one of "
+            f"{', '.join(sorted(ARCHITECTURES))}; this architecture is not supported"
+        )
+    return ARCHITECTURES[name.lower()]
+
+
+def hf_config(header: GgufHeader, rope_freqs: np.ndarray | None, original: Path | None) -> dict[str, Any]:
+    """The config of ``config.json``, without the special tokens.
+
+    rope_freqs: ``[head_dim/2]``, what the file divides rotary frequencies by. original: a folder that may have the
+    model's own config.json, asked for what the file does not say. Raises CheckpointError naming file and field.
+    """
+    kind, fields = architecture(header), _fields(header)
+    heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
+    head_dim = _head_dim(fields, heads, hidden)
+    _check_neutral(fields, head_dim)
+    config = {
+        "model_type": kind.model_type,
+        "hidden_size": hidden,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "num_hidden_layers": fields.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": _act(kind, fields, original),
+        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": fields.integer("context_length"),
+        "vocab_size": _vocabulary(header, fields),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
+    }
+    rope = _rope(fields, config, rope_freqs)
+    return config | {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
+
+
+def _fields(header: GgufHeader) -> Fields:
+    """The architecture's own fields without its name in front; a list of equal numbers counts as one number."""
+    name = header.metadata["general.architecture"].lower()
+    values = {key.removeprefix(f"{name}."): value for key, value in header.metadata.items() if key.startswith(f"{name}.")}
+    for key, value in values.items():
+        if isinstance(value, np.ndarray):
+            values[key] = value[0].item() if value.size and (value == value[0]).all() else value.tolist()
+    return Fields(values, f"{header.path}: metadata {name}.*")
+
+
+def _head_dim(fields: Fields, heads: int, hidden: int) -> int:
+    if fields.get("attention.key_length") is None and hidden % heads:
+        raise CheckpointError(
+            f"{fields.where}: field 'embedding_length' is {hidden}, no multiple of 'attention.head_count' {heads}, and "
+            "'attention.key_length' is missing"
+        )
+    head_dim = fields.integer("attention.key_length", hidden // heads)
+    for name in ("attention.value_length", "rope.dimension_count"):
+        found = fields.integer(name, head_dim)
+        if found != head_dim:
+            raise CheckpointError(
+                f"{fields.where}: field {name!r} is {found}, expected the head size {head_dim}; heads of which only a "
+                "part is rotated, or with values of another size than keys, are not supported"
+            )
+    if head_dim % 2:
+        raise CheckpointError(f"{fields.where}: the head size is {head_dim}, expected an even number")
+    return head_dim
+
+
+def _check_neutral(fields: Fields, head_dim: int) -> None:
+    """Refuse what changes the mathematics: experts, sliding windows, soft caps, multipliers, or anything unknown."""
+    for name in sorted(set(fields.values) - _READ):
+        fields.refuse(name, _NEUTRAL.get(name, (0, False, "", "none")))
+    scale = fields.get("attention.scale", 0)
+    if scale and not math.isclose(scale, head_dim**-0.5, rel_tol=1e-6):
+        fields.refuse("attention.scale", ())
+
+
+def _act(kind: Architecture, fields: Fields, original: Path | None) -> str:
+    act = fields.get("hidden_activation", kind.act)
+    if act is None and original is not None and (original / "config.json").is_file():
+        act = read_json(original / "config.json", "").get("hidden_act")
+    if act is None:
+        raise CheckpointError(
+            f"{fields.where}: field 'hidden_activation' is missing, expected one of {', '.join(ACTS)}: files of this "
+            "architecture exist with each; give --tokenizer FOLDER with the model's own config.json and tokenizer.json"
+        )
+    if act not in ACTS:
+        raise CheckpointError(f"{fields.where}: field 'hidden_activation' is {act!r}, expected one of {', '.join(ACTS)}")
+    return act
+
+
+def _vocabulary(header: GgufHeader, fields: Fields) -> int:
+    """Rows of the embedding, which decide; the field and the token list must agree with them."""
+    embedding: GgufTensor | None = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise CheckpointError(f"{header.path}: tensor token_embd.weight is missing; the file is no whole model")
+    rows = embedding.shape[0]
+    stated = fields.integer("vocab_size", rows)
+    if stated != rows:
+        raise CheckpointError(f"{fields.where}: field 'vocab_size' is {stated}, but token_embd.weight has {rows} rows")
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, list) and len(tokens) > rows:
+        raise CheckpointError(
+            f"{header.path}: field 'tokenizer.ggml.tokens' has {len(tokens)} tokens, but token_embd.weight only {rows} rows"
+        )
+    return rows
+
+
+def _rope(fields: Fields, config: Mapping[str, Any], freqs: np.ndarray | None) -> dict[str, Any]:
+    """``rope_parameters`` as transformers has them, with ``rope_freqs`` where the file divides frequencies."""
+    theta = fields.number("rope.freq_base") if fields.get("rope.freq_base") is not None else 10000.0
+    if not (math.isfinite(theta) and theta > 1):
+        raise CheckpointError(f"{fields.where}: field 'rope.freq_base' is {theta}, expected a number above 1")
+    rope: dict[str, Any] = {"rope_theta": theta, **_scaling(fields, config["max_position_embeddings"])}
+    if freqs is not None and (freqs != 1).any():
+        half = config["head_dim"] // 2
+        if freqs.shape != (half,) or (freqs <= 0).any():
+            raise CheckpointError(
+                f"{fields.where}: tensor {ROPE_FREQS} has shape {list(freqs.shape)}, expected {half} positive numbers"
+            )
+        if rope["rope_type"] != "default":
+            raise CheckpointError(
+                f"{fields.where}: rope.scaling.type {rope['rope_type']!r} together with {ROPE_FREQS} is not supported"
+            )
+        rope["rope_freqs"] = [float(factor) for factor in freqs]
+    return rope
+
+
+def _scaling(fields: Fields, context: int) -> dict[str, Any]:
+    factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 0))
+    kind = str(fields.get("rope.scaling.type", "linear" if factor else "none")).lower()
+    if kind == "none" or (kind == "linear" and factor in (0, 1)):
+        return {"rope_type": "default"}
+    if kind not in ("linear", "yarn"):
+        raise CheckpointError(
+            f"{fields.where}: field 'rope.scaling.type' is {kind!r}, expected one of none, linear, yarn; ignoring it "
+            "would give wrong text on long prompts"
+        )
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not (math.isfinite(factor) and factor > 0):
+        raise CheckpointError(f"{fields.where}: field 'rope.scaling.factor' is {factor!r}, expected a positive number")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": float(factor)}
+    if kind == "linear":
+        return scaling
+    scaling["original_max_position_embeddings"] = fields.integer("rope.scaling.original_context_length", context)
+    for name, ours in (("rope.scaling.yarn_beta_fast", "beta_fast"), ("rope.scaling.yarn_beta_slow", "beta_slow")):
+        if fields.get(name) is not None:
+            scaling[ours] = fields.number(name)
+    if fields.get("rope.scaling.attn_factor") is not None:
+        # llama.cpp multiplies YaRN's own factor by it; transformers takes the product.
+        scaling["attention_factor"] = fields.number("rope.scaling.attn_factor") * (
+            0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+        )
+    return scaling

@@ -1,0 +1,120 @@
+"""``export``: a progress bar while it works, a summary table at the end."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .export import ExportOptions, ExportResult, TensorReport, export
+
+
+class Activations(StrEnum):
+    """Precision of activations in ternary products."""
+
+    a8 = "a8"
+    a16 = "a16"
+    f32 = "f32"
+
+
+class Embedding(StrEnum):
+    """Encoding of the embedding and the output head."""
+
+    q8 = "q8"
+    q4 = "q4"
+    f16 = "f16"
+
+
+class Linears(StrEnum):
+    """Encoding of linears that are not ternary."""
+
+    q8 = "q8"
+    q4 = "q4"
+
+
+def export_command(
+    source: Annotated[Path, typer.Argument(help="Checkpoint folder (safetensors) or GGUF file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to create.")],
+    name: Annotated[str | None, typer.Option(help="Name shown to people; the source's name if left out.")] = None,
+    description: Annotated[str, typer.Option(help="One sentence shown with the name.")] = "",
+    activations: Annotated[
+        Activations | None,
+        typer.Option(help="Activations of ternary products: a8 as BitNet trains, a16 near float, f32 float."),
+    ] = None,
+    embedding: Annotated[Embedding, typer.Option(help="Encoding of the embedding and the output head.")] = Embedding.q8,
+    linears: Annotated[
+        Linears | None, typer.Option(help="Accept linears that are not ternary, in this encoding.")
+    ] = None,
+    shard_size: Annotated[int, typer.Option(help="Largest shard in MiB.", min=1, max=63)] = 32,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, if the source has none.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the pack in --out.")] = False,
+) -> None:
+    """Turn a checkpoint into a pack."""
+    options = ExportOptions(
+        name=name,
+        description=description,
+        activations=activations.value if activations else None,
+        embedding=embedding.value,
+        linears=linears.value if linears else None,
+        shard_mib=shard_size,
+        force=force,
+        tokenizer=tokenizer,
+    )
+    with Progress(
+        TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TextColumn("tensors,"),
+        TimeRemainingColumn(), TextColumn("left"), console=Console(stderr=True), transient=True,
+    ) as bar:
+        task = bar.add_task("reading", total=None)
+        result = export(source, out, options, lambda tensor, done, total: bar.update(
+            task, description=tensor or "finishing", completed=done, total=total))
+    _summary(result)
+
+
+def _summary(result: ExportResult) -> None:
+    table = Table(title=f"{result.manifest['name']}: {result.path}", title_justify="left")
+    for column in ("part", "encoding"):
+        table.add_column(column)
+    for column in ("tensors", "weights", "MB", "bits a weight", "weight error"):
+        table.add_column(column, justify="right")
+    for part, reports in _by_part(result).items():
+        table.add_row(*_row(part, reports))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"whole file: {result.bytes / 1e6:.1f} MB, {result.manifest['bits_per_weight']:.2f} bits a weight over "
+        f"{result.manifest['parameters'] / 1e6:.1f} M parameters; ternary part "
+        f"{_bits_text(result.manifest['ternary_bits_per_weight'])}; {result.seconds:.1f} s",
+        highlight=False,
+    )
+
+
+def _bits_text(bits: float | None) -> str:
+    return "none" if bits is None else f"{bits:.2f} bits a weight"
+
+
+def _by_part(result: ExportResult) -> dict[str, list[TensorReport]]:
+    parts: dict[str, list[TensorReport]] = {}
+    for report in result.tensors:
+        kind = "norms and biases"
+        if report.name in ("embed", "lm_head"):
+            kind = "embedding" if report.name == "embed" else "output head"
+        elif report.encoding != "f32":
+            kind = "linears"
+        parts.setdefault(f"{kind}|{report.encoding}", []).append(report)
+    return parts
+
+
+def _row(part: str, reports: list[TensorReport]) -> tuple[str, ...]:
+    weights, size = sum(r.weights for r in reports), sum(r.bytes for r in reports)
+    error = max(report.error for report in reports)
+    lossless = all(report.exact for report in reports)
+    kind, encoding = part.split("|")
+    return (
+        kind, encoding, str(len(reports)), f"{weights / 1e6:.2f} M", f"{size / 1e6:.2f}",
+        f"{8 * size / weights:.2f}", "exact" if lossless else f"{100 * error:.2f} %",
+    )

@@ -1,0 +1,76 @@
+"""``inspect`` and ``verify``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from .pack import Pack
+
+PackArgument = Annotated[Path, typer.Argument(help="Folder that holds pack.json.", metavar="PACK")]
+
+
+def inspect_command(
+    path: PackArgument, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """Show what a pack holds."""
+    pack = Pack(path)
+    facts = _facts(pack)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1, ensure_ascii=False))
+        return
+    table = Table(show_header=False, title=facts["name"], title_justify="left")
+    for field in ("family", "license", "activations", "parameters", "context_length", "bytes", "resident_bytes",
+                  "bits_per_weight", "ternary_bits_per_weight", "grade", "eos_ids", "shards", "encodings", "operations"):
+        table.add_row(field.replace("_", " "), _readable(field, facts[field]))
+    Console().print(table)
+
+
+def _facts(pack: Pack) -> dict[str, Any]:
+    """The manifest without hashes, and counts of encodings and operations."""
+    manifest = pack.manifest
+    plain = {key: value for key, value in manifest.items() if key not in ("shards", "files", "tensors", "chunk_bytes")}
+    operations = Counter(op["op"] for op in pack.program["body"] + pack.program["logits"])
+    return {
+        **plain,
+        "bytes": pack.total_bytes,
+        "shards": len(manifest["shards"]),
+        "encodings": dict(Counter(entry.encoding for entry in pack.entries.values())),
+        "operations": dict(operations),
+        "tensors": {name: entry.to_json() for name, entry in pack.entries.items()},
+    }
+
+
+def _readable(field: str, value: Any) -> str:
+    if value is None:
+        return "not measured" if field == "grade" else "none"
+    if field.endswith("bytes"):
+        return f"{value / 1e6:.1f} MB"
+    if field == "parameters":
+        return f"{value / 1e6:.1f} M"
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {name}" for name, count in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def verify_command(path: PackArgument) -> None:
+    """Check every hash and every rule of FORMAT.md."""
+    pack = Pack(path)
+    with Progress(
+        TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    ) as bar:
+        task = bar.add_task("", total=pack.total_bytes)
+        pack.verify(lambda done, total: bar.update(task, completed=done, total=total))
+    count = len(pack.manifest["shards"]) + len(pack.manifest["files"])
+    Console().print(f"{path}: sound; {count} files, {len(pack.entries)} tensors, {pack.total_bytes / 1e6:.1f} MB",
+                    highlight=False)

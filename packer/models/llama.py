@@ -1,0 +1,75 @@
+"""Llama graph (``model_type: llama``): SmolLM2, Llama 3, Falcon3-1.58bit, TriLM and others.
+
+Config fields read: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
+head_dim, vocab_size, max_position_embeddings, hidden_act, rms_norm_eps, tie_word_embeddings, attention_bias,
+mlp_bias, rope_theta, rope_scaling, rope_parameters.
+"""
+
+from __future__ import annotations
+
+from ..errors import CheckpointError
+from .fields import Fields
+from .rope import rope_table
+from .transformer import Transformer
+
+_ACTS = {"silu": "silu", "swish": "silu", "relu2": "relu2", "gelu_pytorch_tanh": "gelu_tanh"}
+#: Fields of relatives of this graph -> values that leave it as it is.
+_CHANGES_MATHEMATICS: dict[str, tuple] = {
+    "sliding_window": (),
+    "num_local_experts": (0, 1),
+    "attention_multiplier": (),
+    "residual_multiplier": (1,),
+    "embedding_multiplier": (1,),
+    "logits_scaling": (1,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+}
+
+
+def build(config: Fields) -> Transformer:
+    """The decoder that a config describes. Raises CheckpointError for missing or unsupported fields."""
+    return decoder(config, "llama", sub_norms=False)
+
+
+def decoder(config: Fields, family: str, *, sub_norms: bool) -> Transformer:
+    """Common reading of the config of Llama-like families."""
+    for field, harmless in _CHANGES_MATHEMATICS.items():
+        config.refuse(field, harmless)
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    head_dim = config.integer("head_dim", hidden // heads)
+    _check_heads(config, heads, kv_heads, head_dim)
+    return Transformer(
+        family=family,
+        hidden=hidden,
+        ffn=config.integer("intermediate_size"),
+        layers=config.integer("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=config.integer("vocab_size"),
+        context=config.integer("max_position_embeddings"),
+        act=_act(config),
+        eps=config.number("rms_norm_eps"),
+        tied=config.flag("tie_word_embeddings", False),
+        sub_norms=sub_norms,
+        attention_bias=config.flag("attention_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
+        rope=rope_table(config, head_dim),
+    )
+
+
+def _act(config: Fields) -> str:
+    name = config.get("hidden_act")
+    if name not in _ACTS:
+        raise CheckpointError(f"{config.where}: hidden_act is {name!r}, expected one of {', '.join(_ACTS)}")
+    return _ACTS[name]
+
+
+def _check_heads(config: Fields, heads: int, kv_heads: int, head_dim: int) -> None:
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{config.where}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
+        )
+    if head_dim % 4 or head_dim > 256:
+        raise CheckpointError(f"{config.where}: head_dim is {head_dim}, expected a multiple of 4 up to 256")

@@ -1,0 +1,66 @@
+"""Runs a pack on one of the two Python executors: the NumPy reference or the native GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from shaders.sampling import Sampling
+
+from .errors import PackerError
+from .pack import Pack
+
+BACKENDS = ("native", "reference")
+
+
+class Model(Protocol):
+    """What both executors offer. ``generate`` yields (id, logits f32 [V] or None)."""
+
+    position: int
+    capacity: int
+
+    def truncate(self, position: int) -> None:
+        """Forget all tokens from ``position`` on."""
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        options: Sampling,
+        max_tokens: int,
+        stop: Collection[int] = frozenset(),
+        history: Sequence[int] = (),
+    ) -> Iterator[tuple[int, np.ndarray | None]]:
+        """Append ``ids`` to the cache and yield new tokens, the stop token included; ``history`` is cached already."""
+
+
+def load_model(pack: Pack, backend: str, capacity: int, kv: str, *, with_logits: bool = False) -> Any:
+    """The pack on an executor. Raises PackerError if the native one has no usable device."""
+    if backend == "reference":
+        from shaders.interpreter import ReferenceModel
+
+        return ReferenceModel(pack.program, pack.tensors(), capacity=capacity, kv=kv)
+    from shaders.native import NativeError, NativeModel  # late: needs a GPU driver
+
+    try:
+        return NativeModel(pack.program, pack.tensors(), capacity=capacity, kv=kv, keep_logits=with_logits)
+    except NativeError as error:
+        raise PackerError(f"{pack.path}: {error}; or use --backend reference") from None
+
+
+def fit_context(pack: Pack, prompt: Sequence[int], max_tokens: int, context: int | None) -> int:
+    """Cache capacity in tokens. Raises PackerError if the prompt is empty or leaves no room for an answer."""
+    if not prompt:
+        raise PackerError("the prompt has no tokens; give some text")
+    highest, vocabulary = max(prompt), pack.manifest["vocab_size"]
+    if min(prompt) < 0 or highest >= vocabulary:
+        raise PackerError(f"token id {highest if highest >= vocabulary else min(prompt)} is outside the vocabulary of {vocabulary}")
+    longest = pack.manifest["context_length"]
+    capacity = min(context or longest, longest)
+    if len(prompt) >= capacity:
+        raise PackerError(
+            f"the prompt has {len(prompt)} tokens, the context {capacity}; shorten it"
+            + (" or raise --context" if capacity < longest else "")
+        )
+    return min(capacity, len(prompt) + max_tokens)

@@ -1,0 +1,115 @@
+"""Writes a pack into a folder of its own and moves it into place when it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from .checkpoints.huggingface import json_bytes
+from .errors import PackerError
+from .manifest import CHUNK_BYTES, FORMAT, VERSION, TensorEntry
+
+
+class PackWriter:
+    """Collects arrays into shards; ``finish`` makes the pack appear, ``abandon`` removes all traces.
+
+    target: folder to create. shard_bytes: greatest size of a shard's data. force: replace an existing target.
+    Raises PackerError if the target exists, cannot be written, or the disk is full.
+    """
+
+    def __init__(self, target: Path, shard_bytes: int, *, force: bool):
+        if target.exists() and not force:
+            raise PackerError(f"{target}: already there; give another --out or --force to replace it")
+        if force and target.exists() and not (target / "pack.json").is_file() and any(target.iterdir()):
+            raise PackerError(f"{target}: holds files but no pack.json; --force replaces packs only, so that nothing else is lost")
+        self.target, self.shard_bytes = target, shard_bytes
+        self.entries: dict[str, TensorEntry] = {}
+        self._pending: dict[str, np.ndarray] = {}
+        self._pending_bytes = 0
+        self._shards: list[dict[str, Any]] = []
+        self._folder = target.with_name(f".{target.name}.partial-{os.getpid()}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir()
+        except OSError as error:
+            raise PackerError(f"{target}: cannot write there ({error.strerror})") from None
+
+    @property
+    def shard_total(self) -> int:
+        """Bytes of the shards written so far."""
+        return sum(shard["bytes"] for shard in self._shards)
+
+    def add(self, key: str, array: np.ndarray) -> None:
+        """Add one safetensors key; a full shard goes to disk."""
+        if self._pending and self._pending_bytes + array.nbytes > self.shard_bytes:
+            self._flush()
+        self._pending[key] = np.ascontiguousarray(array)
+        self._pending_bytes += array.nbytes
+
+    def finish(self, manifest: Mapping[str, Any], program: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        """Write the JSON files, ``pack.json`` last, and rename the folder to the target."""
+        self._flush()
+        listed = {"program.json": json_bytes(program), **files}
+        for name in sorted(listed):
+            self._write(name, listed[name])
+        full = {
+            **manifest,
+            "format": FORMAT,
+            "version": VERSION,
+            "chunk_bytes": CHUNK_BYTES,
+            "shards": self._shards,
+            "files": {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in listed.items()},
+            "tensors": {name: entry.to_json() for name, entry in self.entries.items()},
+        }
+        self._write("pack.json", json_bytes(full))
+        self._move()
+
+    def flush(self) -> None:
+        """Write the shard that is being filled."""
+        self._flush()
+
+    def abandon(self) -> None:
+        """Remove what was written; the target stays as it was."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _move(self) -> None:
+        old = self.target.with_name(f".{self.target.name}.old-{os.getpid()}")
+        if self.target.exists():
+            self.target.rename(old)
+        self._folder.rename(self.target)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            (self._folder / name).write_bytes(data)
+        except OSError as error:
+            raise PackerError(f"{self.target}: cannot write {name} ({error.strerror}); nothing was left behind") from None
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        path = self._folder / f"weights-{len(self._shards) + 1:05d}.safetensors"
+        try:
+            save_file(self._pending, path)
+            path.chmod(0o644)  # safetensors makes files that only the owner can read
+        except Exception as error:  # safetensors wraps the operating system's error in its own
+            raise PackerError(f"{self.target}: cannot write {path.name} ({error}); is the disk full? Nothing was left behind") from None
+        self._shards.append({"file": path.name, "bytes": path.stat().st_size, "chunks": _chunks(path)})
+        self._pending, self._pending_bytes = {}, 0
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _chunks(path: Path) -> list[str]:
+    with path.open("rb") as stream:
+        return [_sha256(block) for block in iter(lambda: stream.read(CHUNK_BYTES), b"")]

@@ -1,0 +1,1 @@
+"""Ternary kernels: the contract (``kernels.json``), WGSL, the NumPy reference and the native GPU executor."""
