@@ -31,7 +31,9 @@ app.command("chat")(chat_command)
 
 @app.command("serve")
 def serve_command(
-    packs: Annotated[Path | None, typer.Option(help="Folder with packs; the default model's if left out.")] = None,
+    packs: Annotated[
+        Path | None, typer.Option(help="Folder with packs; the default model's if left out.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -50,7 +52,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _common(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Options of every command."""
 

@@ -40,18 +40,24 @@ class Linears(StrEnum):
 def export_command(
     source: Annotated[Path, typer.Argument(help="Checkpoint folder (safetensors) or GGUF file.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to create.")],
-    name: Annotated[str | None, typer.Option(help="Name shown to people; the source's name if left out.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name shown to people; the source's name if left out.")
+    ] = None,
     description: Annotated[str, typer.Option(help="One sentence shown with the name.")] = "",
     activations: Annotated[
         Activations | None,
         typer.Option(help="Activations of ternary products: a8 as BitNet trains, a16 near float, f32 float."),
     ] = None,
-    embedding: Annotated[Embedding, typer.Option(help="Encoding of the embedding and the output head.")] = Embedding.q8,
+    embedding: Annotated[
+        Embedding, typer.Option(help="Encoding of the embedding and the output head.")
+    ] = Embedding.q8,
     linears: Annotated[
         Linears | None, typer.Option(help="Accept linears that are not ternary, in this encoding.")
     ] = None,
     shard_size: Annotated[int, typer.Option(help="Largest shard in MiB.", min=1, max=63)] = 32,
-    tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, if the source has none.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with tokenizer.json, if the source has none.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the pack in --out.")] = False,
 ) -> None:
     """Turn a checkpoint into a pack."""
@@ -66,12 +72,24 @@ def export_command(
         tokenizer=tokenizer,
     )
     with Progress(
-        TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TextColumn("tensors,"),
-        TimeRemainingColumn(), TextColumn("left"), console=Console(stderr=True), transient=True,
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tensors,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(stderr=True),
+        transient=True,
     ) as bar:
         task = bar.add_task("reading", total=None)
-        result = export(source, out, options, lambda tensor, done, total: bar.update(
-            task, description=tensor or "finishing", completed=done, total=total))
+        result = export(
+            source,
+            out,
+            options,
+            lambda tensor, done, total: bar.update(
+                task, description=tensor or "finishing", completed=done, total=total
+            ),
+        )
     _summary(result)
 
 
@@ -115,6 +133,11 @@ def _row(part: str, reports: list[TensorReport]) -> tuple[str, ...]:
     lossless = all(report.exact for report in reports)
     kind, encoding = part.split("|")
     return (
-        kind, encoding, str(len(reports)), f"{weights / 1e6:.2f} M", f"{size / 1e6:.2f}",
-        f"{8 * size / weights:.2f}", "exact" if lossless else f"{100 * error:.2f} %",
+        kind,
+        encoding,
+        str(len(reports)),
+        f"{weights / 1e6:.2f} M",
+        f"{size / 1e6:.2f}",
+        f"{8 * size / weights:.2f}",
+        "exact" if lossless else f"{100 * error:.2f} %",
     )

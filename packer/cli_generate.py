@@ -41,7 +41,9 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy; higher is more va
 TopK = Annotated[int, typer.Option(help="Draw from the K most probable tokens; 0: all.")]
 TopP = Annotated[float, typer.Option(help="Draw from the tokens that make up this probability; 1: all.")]
 MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability.")]
-Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1: tokens already there become less probable.")]
+Penalty = Annotated[
+    float, typer.Option("--repetition-penalty", help="Above 1: tokens already there become less probable.")
+]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; random if left out.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)]
 Context = Annotated[int | None, typer.Option(help="Context in tokens; the model's if left out.", min=2)]
@@ -53,7 +55,9 @@ def generate_command(
     prompt: Annotated[str | None, typer.Option(help="One message of a person.")] = None,
     messages: Annotated[Path | None, typer.Option(help="JSON file: list of {role, content}.")] = None,
     ids: Annotated[Path | None, typer.Option(help="JSON file: list of token ids.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue --prompt as plain text, without chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue --prompt as plain text, without chat template.")
+    ] = False,
     backend: Annotated[Backend, typer.Option(help="GPU through wgpu, or NumPy.")] = Backend.native,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the most probable token.")] = False,
     temperature: Temperature = 0.7,
@@ -65,7 +69,9 @@ def generate_command(
     max_tokens: MaxTokens = 256,
     context: Context = None,
     kv: Kv = CacheKind.f16,
-    as_json: Annotated[bool, typer.Option("--json", help="Ids, text and the five highest logits of each step.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Ids, text and the five highest logits of each step.")
+    ] = False,
 ) -> None:
     """Answer one prompt."""
     pack = Pack(path)
@@ -86,10 +92,19 @@ def generate_command(
     if not as_json:
         typer.echo(stream.finish())
         return
-    typer.echo(json.dumps({
-        "prompt_ids": prompt_ids, "ids": generated, "text": text.decode(generated), "steps": steps,
-        "finish_reason": "stop" if generated and generated[-1] in pack.eos_ids else "length", "seed": options.seed,
-    }, ensure_ascii=False))
+    typer.echo(
+        json.dumps(
+            {
+                "prompt_ids": prompt_ids,
+                "ids": generated,
+                "text": text.decode(generated),
+                "steps": steps,
+                "finish_reason": "stop" if generated and generated[-1] in pack.eos_ids else "length",
+                "seed": options.seed,
+            },
+            ensure_ascii=False,
+        )
+    )
 
 
 def _top5(logits: np.ndarray) -> list[list[Any]]:
@@ -97,7 +112,9 @@ def _top5(logits: np.ndarray) -> list[list[Any]]:
     return [[int(token), float(logits[token])] for token in best]
 
 
-def _prompt_ids(text: ChatText, prompt: str | None, messages: Path | None, ids: Path | None, raw: bool) -> list[int]:
+def _prompt_ids(
+    text: ChatText, prompt: str | None, messages: Path | None, ids: Path | None, raw: bool
+) -> list[int]:
     if sum(given is not None for given in (prompt, messages, ids)) != 1:
         raise PackerError("give exactly one of --prompt, --messages and --ids")
     if ids is not None:
@@ -111,7 +128,9 @@ def _prompt_ids(text: ChatText, prompt: str | None, messages: Path | None, ids: 
 
 
 def _is_message(item: Any) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+    return (
+        isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+    )
 
 
 def _json_list(path: Path, what: str, check: Any) -> list:
@@ -126,9 +145,13 @@ def _json_list(path: Path, what: str, check: Any) -> list:
     return value
 
 
-def _sampling(temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int | None) -> Sampling:
+def _sampling(
+    temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int | None
+) -> Sampling:
     try:
-        return Sampling(temperature, top_k, top_p, min_p, penalty, secrets.randbits(32) if seed is None else seed)
+        return Sampling(
+            temperature, top_k, top_p, min_p, penalty, secrets.randbits(32) if seed is None else seed
+        )
     except ValueError as error:
         raise PackerError(str(error)) from None
 
@@ -154,16 +177,26 @@ def chat_command(
     console = Console()
     with console.status(f"loading {pack.manifest['name']}"):
         model = load_model(pack, backend.value, capacity, kv.value)
-    console.print(f"[bold]{pack.manifest['name']}[/], context {capacity} tokens. Empty line ends, /new starts over.",
-                  highlight=False)
+    console.print(
+        f"[bold]{pack.manifest['name']}[/], context {capacity} tokens. Empty line ends, /new starts over.",
+        highlight=False,
+    )
     _Conversation(pack, ChatText(pack), model, options, system, max_tokens, console).run()
 
 
 class _Conversation:
     """Turns of a terminal chat; the KV cache of the common prefix is kept from turn to turn."""
 
-    def __init__(self, pack: Pack, text: ChatText, model: Model, options: Sampling, system: str | None,
-                 max_tokens: int, console: Console):
+    def __init__(
+        self,
+        pack: Pack,
+        text: ChatText,
+        model: Model,
+        options: Sampling,
+        system: str | None,
+        max_tokens: int,
+        console: Console,
+    ):
         self.pack, self.text, self.model, self.options = pack, text, model, options
         self.max_tokens, self.console = max_tokens, console
         self.opening = [{"role": "system", "content": system}] if system else []
@@ -190,7 +223,9 @@ class _Conversation:
         room = self.model.capacity - len(ids)
         if room <= 0:
             self.messages.pop()
-            self.console.print(f"[yellow]the context of {self.model.capacity} tokens is full; /new starts over[/]")
+            self.console.print(
+                f"[yellow]the context of {self.model.capacity} tokens is full; /new starts over[/]"
+            )
             return
         answer = self._answer(ids, min(self.max_tokens, room))
         self.messages.append({"role": "assistant", "content": answer})
@@ -202,7 +237,9 @@ class _Conversation:
         first = None
         generated: list[int] = []
         try:
-            for token, _ in self.model.generate(ids[shared:], self.options, room, self.pack.eos_ids, history=ids[:shared]):
+            for token, _ in self.model.generate(
+                ids[shared:], self.options, room, self.pack.eos_ids, history=ids[:shared]
+            ):
                 first = first or time.monotonic()
                 generated.append(token)
                 if token not in self.pack.eos_ids:
@@ -216,7 +253,9 @@ class _Conversation:
         self.cached = (ids + generated)[: self.model.position]
         seconds = time.monotonic() - (first or started)
         rate = f"{(count - 1) / seconds:.0f} tok/s, " if count > 1 and seconds > 0 else ""
-        self.console.print(f"[dim]{rate}{len(ids) + count} of {self.model.capacity} tokens[/]", highlight=False)
+        self.console.print(
+            f"[dim]{rate}{len(ids) + count} of {self.model.capacity} tokens[/]", highlight=False
+        )
         return "".join(parts)
 
 

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from .pack import Pack
@@ -27,8 +34,22 @@ def inspect_command(
         typer.echo(json.dumps(facts, indent=1, ensure_ascii=False))
         return
     table = Table(show_header=False, title=facts["name"], title_justify="left")
-    for field in ("family", "license", "activations", "parameters", "context_length", "bytes", "resident_bytes",
-                  "bits_per_weight", "ternary_bits_per_weight", "grade", "eos_ids", "shards", "encodings", "operations"):
+    for field in (
+        "family",
+        "license",
+        "activations",
+        "parameters",
+        "context_length",
+        "bytes",
+        "resident_bytes",
+        "bits_per_weight",
+        "ternary_bits_per_weight",
+        "grade",
+        "eos_ids",
+        "shards",
+        "encodings",
+        "operations",
+    ):
         table.add_row(field.replace("_", " "), _readable(field, facts[field]))
     Console().print(table)
 
@@ -36,7 +57,11 @@ def inspect_command(
 def _facts(pack: Pack) -> dict[str, Any]:
     """The manifest without hashes, and counts of encodings and operations."""
     manifest = pack.manifest
-    plain = {key: value for key, value in manifest.items() if key not in ("shards", "files", "tensors", "chunk_bytes")}
+    plain = {
+        key: value
+        for key, value in manifest.items()
+        if key not in ("shards", "files", "tensors", "chunk_bytes")
+    }
     operations = Counter(op["op"] for op in pack.program["body"] + pack.program["logits"])
     return {
         **plain,
@@ -66,11 +91,18 @@ def verify_command(path: PackArgument) -> None:
     """Check every hash and every rule of FORMAT.md."""
     pack = Pack(path)
     with Progress(
-        TextColumn("checking"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
-        console=Console(stderr=True), transient=True,
+        TextColumn("checking"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
     ) as bar:
         task = bar.add_task("", total=pack.total_bytes)
         pack.verify(lambda done, total: bar.update(task, completed=done, total=total))
     count = len(pack.manifest["shards"]) + len(pack.manifest["files"])
-    Console().print(f"{path}: sound; {count} files, {len(pack.entries)} tensors, {pack.total_bytes / 1e6:.1f} MB",
-                    highlight=False)
+    Console().print(
+        f"{path}: sound; {count} files, {len(pack.entries)} tensors, {pack.total_bytes / 1e6:.1f} MB",
+        highlight=False,
+    )

@@ -47,7 +47,9 @@ def encode_f16(values: np.ndarray) -> np.ndarray:
     """f32 ``[N, K]`` to f16 ``[N, 4*ceil(K/4)]``. Raises CheckpointError beyond the f16 range."""
     greatest = float(np.abs(values).max(initial=0))
     if greatest > F16_MAX:
-        raise CheckpointError(f"a weight of {greatest:.6g} does not fit f16 (at most {F16_MAX:.0f}); use q8 or q4")
+        raise CheckpointError(
+            f"a weight of {greatest:.6g} does not fit f16 (at most {F16_MAX:.0f}); use q8 or q4"
+        )
     return pad_columns(values, 4).astype(np.float16)
 
 
@@ -108,6 +110,9 @@ def _fit_q4(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _better(groups: np.ndarray, one: tuple, other: tuple) -> tuple[np.ndarray, np.ndarray]:
     """Group by group the fit with the smaller squared error; the first one on a tie."""
-    errors = [np.square(groups - q * scales.astype(np.float32)[..., None]).sum(axis=-1) for q, scales in (one, other)]
+    errors = [
+        np.square(groups - q * scales.astype(np.float32)[..., None]).sum(axis=-1)
+        for q, scales in (one, other)
+    ]
     take = errors[1] < errors[0]
     return np.where(take[..., None], other[0], one[0]), np.where(take, other[1], one[1])

@@ -70,7 +70,9 @@ class ExportResult:
     bytes: int = 0
 
 
-def export(source: Path, target: Path, options: ExportOptions, progress: Progress = lambda *_: None) -> ExportResult:
+def export(
+    source: Path, target: Path, options: ExportOptions, progress: Progress = lambda *_: None
+) -> ExportResult:
     """Write a pack from a checkpoint. Raises PackerError (also CheckpointError); then the target is as before."""
     started = time.monotonic()
     checkpoint = open_checkpoint(source, options.tokenizer)
@@ -90,7 +92,9 @@ def _check_space(target: Path) -> None:
     parent = next(folder for folder in target.absolute().parents if folder.exists())
     free = shutil.disk_usage(parent).free
     if free < 64 << 20:
-        raise PackerError(f"{parent}: {free >> 20} MiB free, expected at least 64 MiB; make room or choose another --out")
+        raise PackerError(
+            f"{parent}: {free >> 20} MiB free, expected at least 64 MiB; make room or choose another --out"
+        )
 
 
 class _Exporter:
@@ -132,9 +136,9 @@ class _Exporter:
         return self.options.activations or ("a8" if self.scheme is not None else "a16")
 
     def _vector(self, vector: Vector) -> None:
-        values = np.concatenate([
-            read_rows(self.checkpoint, name, (length,), 0, length) for name, length in vector.sources
-        ])
+        values = np.concatenate(
+            [read_rows(self.checkpoint, name, (length,), 0, length) for name, length in vector.sources]
+        )
         self.writer.add(f"{vector.name}.data.0", values)
         entry = TensorEntry(vector.name, "f32", (vector.length,), None, (), 0, (1,))
         self.writer.entries[vector.name] = entry
@@ -207,7 +211,9 @@ class _Exporter:
             data.append(encoded)
             scales.append(scale)
             square += float(np.square(values, dtype=np.float64).sum())
-            error += float(np.square(values - _decoded(encoded, scale, encoding, values.shape), dtype=np.float64).sum())
+            error += float(
+                np.square(values - _decoded(encoded, scale, encoding, values.shape), dtype=np.float64).sum()
+            )
         return np.concatenate(data), None if scales[0] is None else np.concatenate(scales), square, error
 
     def _float_rows(self, matrix: Matrix, start: int, stop: int) -> Iterator[np.ndarray]:
@@ -221,7 +227,9 @@ class _Exporter:
             base += rows
 
     def _rows_of(self, name: str, rows: int, columns: int, start: int, stop: int) -> np.ndarray:
-        if self.checkpoint.is_packed(name) or (self.scheme is not None and self.scheme.online and ".layers." in name):
+        if self.checkpoint.is_packed(name) or (
+            self.scheme is not None and self.scheme.online and ".layers." in name
+        ):
             part = read_ternary(self.checkpoint, name, (rows, columns), self.scheme)
             assert part is not None
             return part.trits[start:stop].astype(np.float32) * part.scales
@@ -230,7 +238,9 @@ class _Exporter:
     def _slices(self, matrix: Matrix, encoding: str) -> tuple[int, ...]:
         """Rows of each slice: as many as a shard holds, in multiples of 64."""
         dtype, width = data_layout(encoding, matrix.columns)
-        row_bytes = width * {"U8": 1, "I8": 1, "F16": 2, "F32": 4}[dtype] + 2 * matrix.columns // encodings.GROUP + 4
+        row_bytes = (
+            width * {"U8": 1, "I8": 1, "F16": 2, "F32": 4}[dtype] + 2 * matrix.columns // encodings.GROUP + 4
+        )
         most = max(64, (self.options.shard_mib << 20) // row_bytes // 64 * 64)
         full, rest = divmod(matrix.rows, most)
         return (most,) * full + ((rest,) if rest else ())
@@ -262,7 +272,11 @@ class _Exporter:
         info = self.checkpoint.info
         report = {
             "tercet": __version__,
-            "options": {"activations": manifest["activations"], "embedding": self.options.embedding, "linears": self.options.linears},
+            "options": {
+                "activations": manifest["activations"],
+                "embedding": self.options.embedding,
+                "linears": self.options.linears,
+            },
             "tensors": [vars(item) for item in self.reports],
         }
         return {
@@ -280,7 +294,9 @@ def _bits(reports: list[TensorReport]) -> float:
 def _resident_bytes(entry: TensorEntry) -> int:
     """GPU bytes of a tensor: only the shape of its scales matters, so a stand-in does for the data."""
     scales = None if entry.scale is None and not entry.group else np.empty(0)
-    stand_in = WeightTensor(entry.name, entry.encoding, entry.shape, np.empty(0), scales, entry.scale, entry.parts, entry.group)
+    stand_in = WeightTensor(
+        entry.name, entry.encoding, entry.shape, np.empty(0), scales, entry.scale, entry.parts, entry.group
+    )
     return stand_in.resident_bytes
 
 
@@ -298,7 +314,9 @@ def _merge_scales(matrix: Matrix, parts: list[Ternary]) -> tuple[str, int, np.nd
         kind, group = kinds.pop()
         return kind, group, np.concatenate([part.scales for part in parts])
     if any(part.scale_kind == "group" for part in parts):
-        raise CheckpointError(f"tensor {matrix.name}: its parts have scales of different kinds {sorted(kinds)}; not supported")
+        raise CheckpointError(
+            f"tensor {matrix.name}: its parts have scales of different kinds {sorted(kinds)}; not supported"
+        )
     rows = [np.broadcast_to(part.scales, (len(part.trits),)) for part in parts]
     return "row", 0, np.concatenate(rows)
 
@@ -314,7 +332,9 @@ def _encode(values: np.ndarray, encoding: str, path: Path, name: str) -> tuple[n
         raise CheckpointError(f"{path}: tensor {name}: {error}") from None
 
 
-def _decoded(data: np.ndarray, scales: np.ndarray | None, encoding: str, shape: tuple[int, ...]) -> np.ndarray:
+def _decoded(
+    data: np.ndarray, scales: np.ndarray | None, encoding: str, shape: tuple[int, ...]
+) -> np.ndarray:
     from shaders.reference import dequantize
 
     group = encodings.GROUP if scales is not None else 0

@@ -47,7 +47,9 @@ def bitnet_scheme(config: Mapping[str, Any], where: str) -> BitNetScheme | None:
     return BitNetScheme(divide=kind == "bitlinear", online=kind == "autobitlinear" and mode == "online")
 
 
-def read_ternary(checkpoint: Checkpoint, name: str, shape: tuple[int, int], scheme: BitNetScheme | None) -> Ternary | None:
+def read_ternary(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, int], scheme: BitNetScheme | None
+) -> Ternary | None:
     """A linear as trits and scales without loss, or None if it is not ternary.
 
     shape: (rows, columns) that the model needs. Raises CheckpointError if the stored tensor does not fit.
@@ -67,7 +69,9 @@ def read_ternary(checkpoint: Checkpoint, name: str, shape: tuple[int, int], sche
     return found
 
 
-def _read_packed(checkpoint: Checkpoint, name: str, shape: tuple[int, int], scheme: BitNetScheme | None) -> Ternary:
+def _read_packed(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, int], scheme: BitNetScheme | None
+) -> Ternary:
     if scheme is None or scheme.online:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {name} holds packed bytes, but the config describes none; "
@@ -83,7 +87,9 @@ def _read_packed(checkpoint: Checkpoint, name: str, shape: tuple[int, int], sche
     scale_name = f"{name}_scale"
     stored = checkpoint.rows(scale_name).reshape(-1)
     if stored.size != 1 or not stored[0] > 0:
-        raise CheckpointError(f"{checkpoint.path}: tensor {scale_name} is {stored[:4].tolist()}, expected one positive number")
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {scale_name} is {stored[:4].tolist()}, expected one positive number"
+        )
     scale = np.float32(1) / stored if scheme.divide else stored
     try:
         trits = unpack_bitnet(checkpoint.rows(name), rows)

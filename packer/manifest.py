@@ -29,7 +29,7 @@ def _text(value: Any) -> bool:
 
 
 def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _number(value: Any) -> bool:
@@ -49,7 +49,9 @@ def _hash(value: Any) -> bool:
 
 
 def _kv(value: Any) -> bool:
-    return isinstance(value, dict) and all(_count(value.get(name)) for name in ("layers", "kv_heads", "head_dim"))
+    return isinstance(value, dict) and all(
+        _count(value.get(name)) for name in ("layers", "kv_heads", "head_dim")
+    )
 
 
 def _shards(value: Any) -> bool:
@@ -65,7 +67,8 @@ def _shards(value: Any) -> bool:
 
 def _files(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(file, dict) and _id(file.get("bytes")) and _hash(file.get("sha256")) for file in value.values()
+        isinstance(file, dict) and _id(file.get("bytes")) and _hash(file.get("sha256"))
+        for file in value.values()
     )
 
 
@@ -123,7 +126,11 @@ class TensorEntry:
 
     def to_json(self) -> dict[str, Any]:
         """The entry as ``pack.json`` holds it."""
-        entry: dict[str, Any] = {"encoding": self.encoding, "shape": list(self.shape), "slices": list(self.slices)}
+        entry: dict[str, Any] = {
+            "encoding": self.encoding,
+            "shape": list(self.shape),
+            "slices": list(self.slices),
+        }
         if self.scale:
             entry["scale"] = self.scale
         if self.scale == "parts":
@@ -168,15 +175,23 @@ def check_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, TensorE
     """Check ``pack.json`` and return its tensors. Raises PackError naming the field."""
     found = (manifest.get("format"), manifest.get("version"))
     if found != (FORMAT, VERSION):
-        raise PackError("version", f"{path}: format and version are {found}, expected {(FORMAT, VERSION)}; use a matching Tercet")
+        raise PackError(
+            "version",
+            f"{path}: format and version are {found}, expected {(FORMAT, VERSION)}; use a matching Tercet",
+        )
     for field, (check, expected) in _FIELDS.items():
         if field not in manifest:
             raise PackError("field", f"{path}: field {field!r} is missing, expected {expected}")
         if not check(manifest[field]):
-            raise PackError("field", f"{path}: field {field!r} is {_short(manifest[field])}, expected {expected}")
+            raise PackError(
+                "field", f"{path}: field {field!r} is {_short(manifest[field])}, expected {expected}"
+            )
     eos = manifest["eos_ids"]
     if not eos or not all(_id(token) and token < manifest["vocab_size"] for token in eos):
-        raise PackError("eos", f"{path}: eos_ids is {_short(eos)}, expected token ids below {manifest['vocab_size']}, at least one")
+        raise PackError(
+            "eos",
+            f"{path}: eos_ids is {_short(eos)}, expected token ids below {manifest['vocab_size']}, at least one",
+        )
     _check_files(manifest, path)
     return {name: _tensor(name, entry, path) for name, entry in manifest["tensors"].items()}
 
@@ -196,10 +211,16 @@ def _check_files(manifest: Mapping[str, Any], path: Path) -> None:
             raise PackError("missing", f"{path}: files does not list {name}")
     for shard in manifest["shards"]:
         if shard["bytes"] > MAX_SHARD_BYTES:
-            raise PackError("shard-size", f"{path}: shard {shard['file']} has {shard['bytes']} bytes, expected at most {MAX_SHARD_BYTES}")
+            raise PackError(
+                "shard-size",
+                f"{path}: shard {shard['file']} has {shard['bytes']} bytes, expected at most {MAX_SHARD_BYTES}",
+            )
         expected = quotient_up(shard["bytes"], CHUNK_BYTES)
         if len(shard["chunks"]) != expected:
-            raise PackError("field", f"{path}: shard {shard['file']} lists {len(shard['chunks'])} chunks, expected {expected}")
+            raise PackError(
+                "field",
+                f"{path}: shard {shard['file']} lists {len(shard['chunks'])} chunks, expected {expected}",
+            )
 
 
 def _tensor(name: str, entry: Any, path: Path) -> TensorEntry:
@@ -208,9 +229,18 @@ def _tensor(name: str, entry: Any, path: Path) -> TensorEntry:
         raise PackError("field", f"{where}: expected an object, found {_short(entry)}")
     encoding, shape, scale = entry.get("encoding"), entry.get("shape"), entry.get("scale")
     if encoding not in ENCODINGS:
-        raise PackError("encoding", f"{where}: encoding is {_short(encoding)}, expected one of {', '.join(ENCODINGS)}; use a newer Tercet")
-    if not isinstance(shape, list) or len(shape) not in (1, 2) or not all(_count(n) and n < 2**31 for n in shape):
-        raise PackError("shape", f"{where}: shape is {_short(shape)}, expected one or two positive integers below 2^31")
+        raise PackError(
+            "encoding",
+            f"{where}: encoding is {_short(encoding)}, expected one of {', '.join(ENCODINGS)}; use a newer Tercet",
+        )
+    if (
+        not isinstance(shape, list)
+        or len(shape) not in (1, 2)
+        or not all(_count(n) and n < 2**31 for n in shape)
+    ):
+        raise PackError(
+            "shape", f"{where}: shape is {_short(shape)}, expected one or two positive integers below 2^31"
+        )
     if len(shape) == 1 and encoding != "f32":
         raise PackError("encoding", f"{where}: a vector is {encoding}, expected f32")
     if (encoding == "ternary") != (scale in SCALE_KINDS) or (scale is not None and scale not in SCALE_KINDS):
@@ -221,11 +251,16 @@ def _tensor(name: str, entry: Any, path: Path) -> TensorEntry:
     if scale == "group" and (not _count(group) or group % 64):
         raise PackError("shape", f"{where}: group is {_short(group)}, expected a multiple of 64")
     rows = shape[0] if len(shape) == 2 else 1
-    return TensorEntry(name, encoding, tuple(shape), scale, parts, group, _rows(entry.get("slices"), rows, "slices", where))
+    return TensorEntry(
+        name, encoding, tuple(shape), scale, parts, group, _rows(entry.get("slices"), rows, "slices", where)
+    )
 
 
 def _rows(value: Any, total: int, what: str, where: str) -> tuple[int, ...]:
     good = isinstance(value, list) and all(_count(n) for n in value) and sum(value) == total
     if not good:
-        raise PackError("slices", f"{where}: {what} is {_short(value)}, expected positive row counts that add up to {total}")
+        raise PackError(
+            "slices",
+            f"{where}: {what} is {_short(value)}, expected positive row counts that add up to {total}",
+        )
     return tuple(value)

@@ -37,7 +37,9 @@ class Pack:
         self._check_lengths()
         self.program = read_json(path / "program.json")
         with _contract_errors(path):
-            check_program(self.program, {name: (entry.encoding, entry.shape) for name, entry in self.entries.items()})
+            check_program(
+                self.program, {name: (entry.encoding, entry.shape) for name, entry in self.entries.items()}
+            )
         self._where = self._index_shards()
 
     @property
@@ -90,10 +92,15 @@ class Pack:
             if not path.is_file():
                 raise PackError("missing", f"{path}: missing; export or download the pack again")
             if path.stat().st_size != expected:
-                raise PackError("length", f"{path}: {path.stat().st_size} bytes, expected {expected}; export or download it again")
+                raise PackError(
+                    "length",
+                    f"{path}: {path.stat().st_size} bytes, expected {expected}; export or download it again",
+                )
 
     def _index_shards(self) -> dict[str, Path]:
-        expected = {key: (entry, layout) for entry in self.entries.values() for key, layout in entry.keys().items()}
+        expected = {
+            key: (entry, layout) for entry in self.entries.values() for key, layout in entry.keys().items()
+        }
         where: dict[str, Path] = {}
         for shard in self.manifest["shards"]:
             path = self.path / shard["file"]
@@ -102,7 +109,10 @@ class Pack:
                     raise PackError("extra", f"{path}: key {key!r} belongs to no tensor of pack.json")
                 entry, layout = expected[key]
                 if found != layout or key in where:
-                    raise PackError("tensor", f"{path}: tensor {entry.name!r}, key {key!r}: found {found}, expected {layout} once")
+                    raise PackError(
+                        "tensor",
+                        f"{path}: tensor {entry.name!r}, key {key!r}: found {found}, expected {layout} once",
+                    )
                 where[key] = path
         for key, (entry, _) in expected.items():
             if key not in where:
@@ -119,7 +129,10 @@ class Pack:
             for index, expected in enumerate(hashes):
                 block = stream.read(size)
                 if hashlib.sha256(block).hexdigest() != expected:
-                    raise PackError("hash", f"{self.path / name}: bytes from {index * size} do not have the listed SHA-256; export or download it again")
+                    raise PackError(
+                        "hash",
+                        f"{self.path / name}: bytes from {index * size} do not have the listed SHA-256; export or download it again",
+                    )
                 done += len(block)
                 progress(done, total)
         return done
@@ -133,7 +146,9 @@ class Pack:
         else:
             _check_finite(tensor, tensor.data, self.path)
             if len(tensor.shape) == 2 and tensor.data[:, tensor.columns :].any():
-                raise PackError("padding", f"{self.path}: tensor {name!r}: columns beyond {tensor.columns} are not zero")
+                raise PackError(
+                    "padding", f"{self.path}: tensor {name!r}: columns beyond {tensor.columns} are not zero"
+                )
         if tensor.scales is not None:
             _check_finite(tensor, tensor.scales, self.path)
 
@@ -152,13 +167,18 @@ def shard_layout(path: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
         head = stream.read(8)
     length = int.from_bytes(head, "little")
     if len(head) < 8 or length > MAX_HEADER_BYTES:
-        raise PackError("header-size", f"{path}: safetensors header of {length} bytes, expected at most {MAX_HEADER_BYTES}")
+        raise PackError(
+            "header-size",
+            f"{path}: safetensors header of {length} bytes, expected at most {MAX_HEADER_BYTES}",
+        )
     try:
         with safe_open(path, framework="np") as shard:
             slices = {key: shard.get_slice(key) for key in shard.keys()}  # noqa: SIM118 (no mapping)
             return {key: (view.get_dtype(), tuple(view.get_shape())) for key, view in slices.items()}
     except SafetensorError as error:
-        raise PackError("header", f"{path}: not a valid safetensors file ({error}); export or download it again") from None
+        raise PackError(
+            "header", f"{path}: not a valid safetensors file ({error}); export or download it again"
+        ) from None
 
 
 def _check_trits(tensor: WeightTensor, path: Path) -> None:
@@ -171,9 +191,13 @@ def _check_trits(tensor: WeightTensor, path: Path) -> None:
     last = tensor.data[:, used // 5 - 1].astype(np.uint32)
     for digit in range(5 - padding_digits, 5):
         if ((((last * 3**digit) & 255) * 3) >> 8 != 1).any():
-            raise PackError("padding", f"{path}: tensor {tensor.name!r}: trits beyond column {tensor.columns} are not 0")
+            raise PackError(
+                "padding", f"{path}: tensor {tensor.name!r}: trits beyond column {tensor.columns} are not 0"
+            )
     if (tensor.data[:, used // 5 :] != (121 * 256 + 242) // 243).any():
-        raise PackError("padding", f"{path}: tensor {tensor.name!r}: trits beyond column {tensor.columns} are not 0")
+        raise PackError(
+            "padding", f"{path}: tensor {tensor.name!r}: trits beyond column {tensor.columns} are not 0"
+        )
 
 
 def _check_padding(tensor: WeightTensor, path: Path) -> None:
@@ -181,10 +205,11 @@ def _check_padding(tensor: WeightTensor, path: Path) -> None:
     if tensor.encoding == "q4":
         data = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1).astype(np.int8) - 8
     if data[:, tensor.columns :].any():
-        raise PackError("padding", f"{path}: tensor {tensor.name!r}: columns beyond {tensor.columns} are not zero")
+        raise PackError(
+            "padding", f"{path}: tensor {tensor.name!r}: columns beyond {tensor.columns} are not zero"
+        )
 
 
 def _check_finite(tensor: WeightTensor, values: np.ndarray, path: Path) -> None:
     if not np.isfinite(values).all():
         raise PackError("finite", f"{path}: tensor {tensor.name!r}: infinite or NaN values")
-

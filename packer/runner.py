@@ -55,7 +55,9 @@ def fit_context(pack: Pack, prompt: Sequence[int], max_tokens: int, context: int
         raise PackerError("the prompt has no tokens; give some text")
     highest, vocabulary = max(prompt), pack.manifest["vocab_size"]
     if min(prompt) < 0 or highest >= vocabulary:
-        raise PackerError(f"token id {highest if highest >= vocabulary else min(prompt)} is outside the vocabulary of {vocabulary}")
+        raise PackerError(
+            f"token id {highest if highest >= vocabulary else min(prompt)} is outside the vocabulary of {vocabulary}"
+        )
     longest = pack.manifest["context_length"]
     capacity = min(context or longest, longest)
     if len(prompt) >= capacity:

@@ -40,13 +40,25 @@ class ChatText:
         """Messages as the text that the model was trained on. Raises PackerError if the template refuses them."""
         if self.template is None:
             raise PackerError(f"{self.path}: the pack has no chat template; use --raw with plain text")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
-        tokens = {name: _content(self.config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = lambda value, **options: json.dumps(
+            value, ensure_ascii=False, **options
+        )
+        environment.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+        }
+        tokens = {
+            name: _content(self.config.get(name))
+            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+        }
         known = {name: token for name, token in tokens.items() if token is not None}
         try:
-            return environment.from_string(self.template).render(messages=messages, add_generation_prompt=True, **known)
+            return environment.from_string(self.template).render(
+                messages=messages, add_generation_prompt=True, **known
+            )
         except TemplateError as error:
             raise PackerError(f"{self.path}: the chat template refuses these messages: {error}") from None
 
@@ -81,7 +93,9 @@ class TextStream:
             return ""
         new = whole[len(self._shown) :]
         self._shown = whole
-        if len(self._ids) - self._start > 64:  # keeps a long answer linear; one token of context keeps its spaces
+        if (
+            len(self._ids) - self._start > 64
+        ):  # keeps a long answer linear; one token of context keeps its spaces
             self._start = len(self._ids) - 1
             self._shown = self._text.decode(self._ids[self._start :])
         return new

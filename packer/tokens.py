@@ -18,7 +18,9 @@ def load_tokenizer(data: bytes, where: Path | str) -> Tokenizer:
     try:
         return Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises bare Exception for any fault
-        raise CheckpointError(f"{where}: tokenizer.json cannot be read ({error}); use the model's own file") from None
+        raise CheckpointError(
+            f"{where}: tokenizer.json cannot be read ({error}); use the model's own file"
+        ) from None
 
 
 def special_ids(info: CheckpointInfo, vocabulary: int, path: Path) -> dict[str, Any]:
@@ -30,9 +32,15 @@ def special_ids(info: CheckpointInfo, vocabulary: int, path: Path) -> dict[str, 
     tokenizer = load_tokenizer(info.tokenizer.tokenizer, path)
     config = json.loads(info.tokenizer.config)
     named = _token_id(tokenizer, config.get("eos_token"))
-    eos = {*_ids(info.config, "eos_token_id"), *_ids(info.generation, "eos_token_id"), *([] if named is None else [named])}
+    eos = {
+        *_ids(info.config, "eos_token_id"),
+        *_ids(info.generation, "eos_token_id"),
+        *([] if named is None else [named]),
+    }
     if not eos:
-        raise CheckpointError(f"{path}: no end-of-text token in config.json, generation_config.json or tokenizer_config.json")
+        raise CheckpointError(
+            f"{path}: no end-of-text token in config.json, generation_config.json or tokenizer_config.json"
+        )
     outside = sorted(token for token in eos if not 0 <= token < vocabulary)
     if outside:
         raise CheckpointError(f"{path}: eos_token_id {outside[0]} is outside the vocabulary of {vocabulary}")

@@ -28,7 +28,9 @@ class PackWriter:
         if target.exists() and not force:
             raise PackerError(f"{target}: already there; give another --out or --force to replace it")
         if force and target.exists() and not (target / "pack.json").is_file() and any(target.iterdir()):
-            raise PackerError(f"{target}: holds files but no pack.json; --force replaces packs only, so that nothing else is lost")
+            raise PackerError(
+                f"{target}: holds files but no pack.json; --force replaces packs only, so that nothing else is lost"
+            )
         self.target, self.shard_bytes = target, shard_bytes
         self.entries: dict[str, TensorEntry] = {}
         self._pending: dict[str, np.ndarray] = {}
@@ -54,7 +56,9 @@ class PackWriter:
         self._pending[key] = np.ascontiguousarray(array)
         self._pending_bytes += array.nbytes
 
-    def finish(self, manifest: Mapping[str, Any], program: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    def finish(
+        self, manifest: Mapping[str, Any], program: Mapping[str, Any], files: Mapping[str, bytes]
+    ) -> None:
         """Write the JSON files, ``pack.json`` last, and rename the folder to the target."""
         self._flush()
         listed = {"program.json": json_bytes(program), **files}
@@ -91,7 +95,9 @@ class PackWriter:
         try:
             (self._folder / name).write_bytes(data)
         except OSError as error:
-            raise PackerError(f"{self.target}: cannot write {name} ({error.strerror}); nothing was left behind") from None
+            raise PackerError(
+                f"{self.target}: cannot write {name} ({error.strerror}); nothing was left behind"
+            ) from None
 
     def _flush(self) -> None:
         if not self._pending:
@@ -101,7 +107,9 @@ class PackWriter:
             save_file(self._pending, path)
             path.chmod(0o644)  # safetensors makes files that only the owner can read
         except Exception as error:  # safetensors wraps the operating system's error in its own
-            raise PackerError(f"{self.target}: cannot write {path.name} ({error}); is the disk full? Nothing was left behind") from None
+            raise PackerError(
+                f"{self.target}: cannot write {path.name} ({error}); is the disk full? Nothing was left behind"
+            ) from None
         self._shards.append({"file": path.name, "bytes": path.stat().st_size, "chunks": _chunks(path)})
         self._pending, self._pending_bytes = {}, 0
 

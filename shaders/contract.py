@@ -146,7 +146,9 @@ def select(op: str, symbols: Mapping[str, Any], features: frozenset[str] = froze
     for kernel in kernels():
         if kernel.op == op and set(kernel.needs) <= features and _applies(kernel.when, symbols):
             return kernel
-    raise ContractError("operation", f"no kernel for operation {op!r} with {dict(symbols)}; use a newer Tercet")
+    raise ContractError(
+        "operation", f"no kernel for operation {op!r} with {dict(symbols)}; use a newer Tercet"
+    )
 
 
 def _applies(when: Mapping[str, list], symbols: Mapping[str, Any]) -> bool:

@@ -23,7 +23,12 @@ class ReferenceModel:
     """
 
     def __init__(
-        self, program: Mapping[str, Any], tensors: Mapping[str, WeightTensor], *, capacity: int, kv: str = "f32"
+        self,
+        program: Mapping[str, Any],
+        tensors: Mapping[str, WeightTensor],
+        *,
+        capacity: int,
+        kv: str = "f32",
     ):
         self.program, self.tensors, self.capacity, self.kv = program, tensors, capacity, kv
         self.position = 0
@@ -99,7 +104,9 @@ class ReferenceModel:
 
     @staticmethod
     def _store(result: np.ndarray, dtype: str) -> Any:
-        return reference.quantize(result, dtype) if dtype in INTEGER_ACTIVATIONS else result.astype(np.float32)
+        return (
+            reference.quantize(result, dtype) if dtype in INTEGER_ACTIVATIONS else result.astype(np.float32)
+        )
 
     def _vector(self, name: str | None) -> np.ndarray | None:
         return None if name is None else self.tensors[name].data.reshape(-1)
@@ -107,7 +114,11 @@ class ReferenceModel:
     def _matrix(self, name: str, as_trits: bool) -> np.ndarray:
         if (name, as_trits) not in self._dense:
             weight = self.tensors[name]
-            decoded = reference.unpack_trits(weight.data, weight.columns) if as_trits else reference.dequantize(weight)
+            decoded = (
+                reference.unpack_trits(weight.data, weight.columns)
+                if as_trits
+                else reference.dequantize(weight)
+            )
             self._dense[name, as_trits] = decoded.astype(np.float32, copy=False)
         return self._dense[name, as_trits]
 

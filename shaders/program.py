@@ -52,10 +52,16 @@ def _check_declarations(program: Mapping[str, Any]) -> None:
         shape = value.get("shape") if isinstance(value, dict) else None
         good = isinstance(shape, list) and len(shape) == 2 and shape[0] in ("T", "R") and _positive(shape[1])
         if not good or value.get("dtype") not in _DTYPES:
-            raise ContractError("operation", f"program.json: value {name!r}: found {value}, expected dtype and [T|R, columns]")
+            raise ContractError(
+                "operation", f"program.json: value {name!r}: found {value}, expected dtype and [T|R, columns]"
+            )
     for name, cache in program["caches"].items():
-        if not (isinstance(cache, dict) and _positive(cache.get("heads")) and _positive(cache.get("head_dim"))):
-            raise ContractError("operation", f"program.json: cache {name!r}: found {cache}, expected heads and head_dim")
+        if not (
+            isinstance(cache, dict) and _positive(cache.get("heads")) and _positive(cache.get("head_dim"))
+        ):
+            raise ContractError(
+                "operation", f"program.json: cache {name!r}: found {cache}, expected heads and head_dim"
+            )
         if cache["head_dim"] % 4 or cache["head_dim"] > 256:
             raise ContractError(
                 "program-shape",
@@ -63,7 +69,9 @@ def _check_declarations(program: Mapping[str, Any]) -> None:
             )
     for name, table in program["tables"].items():
         if not (isinstance(table, dict) and table.get("kind") == "rope" and _numbers(table.get("inv_freq"))):
-            raise ContractError("operation", f"program.json: table {name!r}: expected kind 'rope' with inv_freq numbers")
+            raise ContractError(
+                "operation", f"program.json: table {name!r}: expected kind 'rope' with inv_freq numbers"
+            )
         if not _number(table.get("scale")):
             raise ContractError("operation", f"program.json: table {name!r}: scale is no number")
 
@@ -90,10 +98,18 @@ class _Checker:
         self._scalars()
         reads = {field: self._value(field, kind) for field, kind in self._reads().items()}
         for field in self._reads():
-            self._expect(self.op[field] in written, "reference", f"value {self.op[field]!r} is read before it is written")
+            self._expect(
+                self.op[field] in written,
+                "reference",
+                f"value {self.op[field]!r} is read before it is written",
+            )
         writes = {field: self._value(field, kind) for field, kind in self.spec.get("writes", {}).items()}
         if self.op.get("accumulate"):
-            self._expect(self.op["out"] in written, "reference", f"value {self.op['out']!r} is read before it is written")
+            self._expect(
+                self.op["out"] in written,
+                "reference",
+                f"value {self.op['out']!r} is read before it is written",
+            )
         self._shapes({**reads, **writes})
         written.update(self.op[field] for field in writes)
 
@@ -106,18 +122,38 @@ class _Checker:
 
     def _scalars(self) -> None:
         for field, default in self.spec.get("numbers", {}).items():
-            self._expect(_number(self.op.get(field, default)), "operation", f"{field} is {self.op.get(field)!r}, expected a number")
+            self._expect(
+                _number(self.op.get(field, default)),
+                "operation",
+                f"{field} is {self.op.get(field)!r}, expected a number",
+            )
         for field in self.spec.get("integers", ()):
-            self._expect(_positive(self.op.get(field)), "operation", f"{field} is {self.op.get(field)!r}, expected a positive integer")
+            self._expect(
+                _positive(self.op.get(field)),
+                "operation",
+                f"{field} is {self.op.get(field)!r}, expected a positive integer",
+            )
         for field, allowed in self.spec.get("strings", {}).items():
-            self._expect(self.op.get(field) in allowed, "operation", f"{field} is {self.op.get(field)!r}, expected one of {', '.join(allowed)}")
+            self._expect(
+                self.op.get(field) in allowed,
+                "operation",
+                f"{field} is {self.op.get(field)!r}, expected one of {', '.join(allowed)}",
+            )
         for field in self.spec.get("flags", ()):
-            self._expect(isinstance(self.op.get(field, False), bool), "operation", f"{field} is {self.op.get(field)!r}, expected true or false")
+            self._expect(
+                isinstance(self.op.get(field, False), bool),
+                "operation",
+                f"{field} is {self.op.get(field)!r}, expected true or false",
+            )
 
     def _value(self, field: str, kind: str) -> tuple[str, int]:
         """(leading symbol, columns) of the value that a field names."""
         name = self.op.get(field)
-        self._expect(isinstance(name, str) and name in self.program["values"], "reference", f"{field} names no value: {name!r}")
+        self._expect(
+            isinstance(name, str) and name in self.program["values"],
+            "reference",
+            f"{field} names no value: {name!r}",
+        )
         value = self.program["values"][name]
         dtype = value["dtype"]
         right = kind == "any" or (dtype in INTEGER_ACTIVATIONS if kind == "integer" else dtype == kind)
@@ -126,9 +162,15 @@ class _Checker:
 
     def _tensor(self, field: str, dimensions: int) -> tuple[int, ...]:
         name = self.op.get(field)
-        self._expect(isinstance(name, str) and name in self.tensors, "reference", f"{field} names no tensor: {name!r}")
+        self._expect(
+            isinstance(name, str) and name in self.tensors, "reference", f"{field} names no tensor: {name!r}"
+        )
         shape = self.tensors[name][1]
-        self._expect(len(shape) == dimensions, "program-shape", f"tensor {name!r} has shape {list(shape)}, expected {dimensions} dimensions")
+        self._expect(
+            len(shape) == dimensions,
+            "program-shape",
+            f"tensor {name!r} has shape {list(shape)}, expected {dimensions} dimensions",
+        )
         return shape
 
     def _shapes(self, values: Mapping[str, tuple[str, int]]) -> None:
@@ -169,14 +211,22 @@ class _Checker:
         self._same_lead(values, "x")
         encoding = self.tensors[self.op["w"]][0]
         integer = self.program["values"][self.op["x"]]["dtype"] in INTEGER_ACTIVATIONS
-        self._expect(encoding == "ternary" or not integer, "operation", f"integer activations need a ternary tensor, found {encoding}")
+        self._expect(
+            encoding == "ternary" or not integer,
+            "operation",
+            f"integer activations need a ternary tensor, found {encoding}",
+        )
 
     def _caches(self) -> tuple[int, int, int]:
         heads, kv_heads, head_dim = (self.op[name] for name in ("heads", "kv_heads", "head_dim"))
         self._equal("heads modulo kv_heads", heads % kv_heads, 0)
         for field in self.spec["caches"]:
             name = self.op.get(field)
-            self._expect(isinstance(name, str) and name in self.program["caches"], "reference", f"{field} names no cache: {name!r}")
+            self._expect(
+                isinstance(name, str) and name in self.program["caches"],
+                "reference",
+                f"{field} names no cache: {name!r}",
+            )
             cache = self.program["caches"][name]
             self._equal(f"cache {name!r}", (cache["heads"], cache["head_dim"]), (kv_heads, head_dim))
         return heads, kv_heads, head_dim
@@ -186,7 +236,11 @@ class _Checker:
         self._equal("x", values["x"], ("T", (heads + 2 * kv_heads) * head_dim))
         self._equal("out", values["out"], ("T", heads * head_dim))
         name = self.op.get("rope")
-        self._expect(isinstance(name, str) and name in self.program["tables"], "reference", f"rope names no table: {name!r}")
+        self._expect(
+            isinstance(name, str) and name in self.program["tables"],
+            "reference",
+            f"rope names no table: {name!r}",
+        )
         self._equal(f"length of table {name!r}", len(self.program["tables"][name]["inv_freq"]), head_dim // 2)
 
     def _shapes_attention(self, values: Mapping) -> None:

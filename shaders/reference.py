@@ -48,7 +48,9 @@ def dequantize(weight: WeightTensor, rows: slice | np.ndarray = slice(None)) -> 
     if weight.encoding == "ternary":
         values = unpack_trits(data, columns)
     elif weight.encoding == "q4":
-        values = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)[:, :columns].astype(np.int8) - 8
+        values = (
+            np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)[:, :columns].astype(np.int8) - 8
+        )
     else:
         values = data[:, :columns]
     values = values.astype(F32)
@@ -160,7 +162,10 @@ def integer_sums(trits: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def linear(
-    x: np.ndarray | Quantized, weight: WeightTensor, bias: np.ndarray | None = None, dense: np.ndarray | None = None
+    x: np.ndarray | Quantized,
+    weight: WeightTensor,
+    bias: np.ndarray | None = None,
+    dense: np.ndarray | None = None,
 ) -> np.ndarray:
     """y = x W^T, f32 ``[T, N]``; with integer activations the product is exact and scaled as the kernels do.
 

@@ -1,4 +1,4 @@
-"""Reads GGUF files of Llama and BitNet models; blocks are decoded by the gguf package, a few rows at a time."""
+"""Reads GGUF files of Llama and BitNet models; the gguf package decodes blocks, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ _SUB_NORM_NAMES = {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "
 
 
 class GgufCheckpoint:
-    """An open GGUF file; see ``base.Checkpoint``. ``tensors``: Hugging Face name -> tensor in the file.
+    """An open GGUF file; see ``base.Checkpoint``.
 
-    scales: Hugging Face name -> number that the whole tensor is multiplied by (``.scale`` tensors of BitNet files).
+    tensors: Hugging Face name -> tensor in the file. scales: Hugging Face name -> number that the whole
+    tensor is multiplied by (``.scale`` tensors of BitNet files). interleaved: see ``Architecture``.
     """
 
     def __init__(
@@ -97,20 +98,21 @@ class GgufCheckpoint:
     def _stored_rows(self, start: int, stop: int) -> np.ndarray:
         """Where the file keeps rows ``start:stop`` of Q or K.
 
-        Rotary pairs are rows (i, i + half) of a head here, and rows (2i, 2i + 1) in the file: inverse of ``permute``
-        in llama.cpp's ``conversion/llama.py``.
+        Rotary pairs are rows (i, i + half) of a head here, and rows (2i, 2i + 1) in the file: the inverse of
+        ``permute`` of LlamaModel in llama.cpp's converter.
         """
-        head_dim = self.info.config["head_dim"]
+        head_dim: int = self.info.config["head_dim"]
         head, row = np.divmod(np.arange(start, stop), head_dim)
         second, pair = np.divmod(row, head_dim // 2)
-        return head * head_dim + 2 * pair + second
+        rows: np.ndarray = head * head_dim + 2 * pair + second
+        return rows
 
 
 def open_gguf(path: Path, tokenizer_folder: Path | None = None) -> GgufCheckpoint:
     """Open a GGUF file of a Llama or BitNet model.
 
-    tokenizer_folder: a folder whose tokenizer.json (and tokenizer_config.json) is taken instead of the file's own.
-    Raises CheckpointError for files that are damaged, incomplete, or need what is not supported.
+    tokenizer_folder: a folder whose tokenizer.json (and tokenizer_config.json) is taken instead of the
+    file's. Raises CheckpointError for files that are damaged, incomplete, or need what is not supported.
     """
     header = read_header(path)
     kind = architecture(header)
@@ -131,9 +133,9 @@ def open_gguf(path: Path, tokenizer_folder: Path | None = None) -> GgufCheckpoin
 
 
 def decode_rows(path: Path, tensor: GgufTensor, rows: np.ndarray) -> np.ndarray:
-    """The given rows (ascending within each head at most a head apart) as float32 ``[len(rows), K]``.
+    """Rows by their numbers in the file as float32 ``[len(rows), K]``; a vector is one row.
 
-    A vector counts as one row. Reads only the span from the first to the last of these rows.
+    Reads a piece of rows at a time, from its lowest to its highest, so neighbours should lie close together.
     """
     columns, kind = tensor.shape[-1], GGMLQuantizationType(tensor.type_id)
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
@@ -157,7 +159,9 @@ def _read(path: Path, tensor: GgufTensor, begin: int, n_bytes: int) -> np.ndarra
     except OSError as error:
         raise CheckpointError(f"{path}: tensor {tensor.name} cannot be read: {error.strerror}") from None
     if data.size != n_bytes:
-        raise CheckpointError(f"{path}: tensor {tensor.name} ends after {begin + data.size:,} bytes; the file was cut short")
+        raise CheckpointError(
+            f"{path}: tensor {tensor.name} ends after {begin + data.size:,} bytes; the file was cut short"
+        )
     return data
 
 
@@ -166,7 +170,10 @@ _Expected = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def _named_tensors(header: GgufHeader, kind: Architecture, expected: _Expected) -> dict[str, GgufTensor]:
-    """Hugging Face name -> tensor. Raises CheckpointError for missing, unknown, misshapen or undecodable tensors."""
+    """Hugging Face name -> tensor.
+
+    Raises CheckpointError for missing, unknown, misshapen or undecodable tensors.
+    """
     named = {}
     for stored, (name, shape) in expected.items():
         tensor = header.tensors.get(stored)
@@ -175,14 +182,15 @@ def _named_tensors(header: GgufHeader, kind: Architecture, expected: _Expected) 
         _check_type(header.path, tensor)
         if tensor.shape != shape:
             raise CheckpointError(
-                f"{header.path}: tensor {stored} has shape {list(tensor.shape)}, but the metadata says {list(shape)}"
+                f"{header.path}: tensor {stored} has shape {list(tensor.shape)}, but the metadata says "
+                f"{list(shape)}"
             )
         named[name] = tensor
     left = set(header.tensors) - set(expected) - set(_scale_names(expected)) - {ROPE_FREQS}
     if left:
         raise CheckpointError(
-            f"{header.path}: tensor {min(left)} is not part of a {kind.model_type} model as known here; leaving it out "
-            "would give a model that computes something else"
+            f"{header.path}: tensor {min(left)} is not part of a {kind.model_type} model as known here; "
+            "leaving it out would give a model that computes something else"
         )
     return named
 
@@ -197,13 +205,15 @@ def _scale_names(expected: _Expected) -> dict[str, str]:
 
 
 def _scales(header: GgufHeader, expected: _Expected) -> dict[str, np.float32]:
-    """Hugging Face name -> factor from ``.scale`` tensors, as llama.cpp's ``src/models/bitnet.cpp`` applies them."""
+    """Hugging Face name -> factor from ``.scale``, as in llama.cpp ``src/models/bitnet.cpp``."""
     scales = {}
     for stored, name in _scale_names(expected).items():
         if stored in header.tensors:
             factor = _vector(header, header.tensors[stored])
             if factor.shape != (1,):
-                raise CheckpointError(f"{header.path}: tensor {stored} has {factor.size} numbers, expected one")
+                raise CheckpointError(
+                    f"{header.path}: tensor {stored} has {factor.size} numbers, expected one"
+                )
             scales[name] = factor[0]
     return scales
 
@@ -216,10 +226,13 @@ def _expected(header: GgufHeader, kind: Architecture, config: Mapping[str, Any])
             f"{header.path}: the metadata says {config['num_hidden_layers']} layers, but there are only "
             f"{len(header.tensors)} tensors; the file is no whole model"
         )
-    width, kv_width = (config[count] * config["head_dim"] for count in ("num_attention_heads", "num_key_value_heads"))
+    width, kv_width = (
+        config[count] * config["head_dim"] for count in ("num_attention_heads", "num_key_value_heads")
+    )
     linears = {
         "attn_q": (width, hidden), "attn_k": (kv_width, hidden), "attn_v": (kv_width, hidden),
-        "attn_output": (hidden, width), "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden), "ffn_down": (hidden, ffn),
+        "attn_output": (hidden, width), "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden),
+        "ffn_down": (hidden, ffn),
     }  # fmt: skip
     vectors = {stored: (name, hidden) for stored, name in _NORM_NAMES.items()}
     if kind.model_type == "bitnet":
@@ -251,8 +264,9 @@ def _check_type(path: Path, tensor: GgufTensor) -> None:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
     except (ValueError, KeyError, NotImplementedError):
         raise CheckpointError(
-            f"{path}: tensor {tensor.name} has type {tensor.type_name}, which cannot be decoded here; expected F32, F16, "
-            "BF16, or a quantized type that the gguf package decodes (such as Q8_0, Q4_K, TQ1_0, TQ2_0)"
+            f"{path}: tensor {tensor.name} has type {tensor.type_name}, which cannot be decoded here; "
+            "expected F32, F16, BF16, or a quantized type that the gguf package decodes (such as Q8_0, "
+            "Q4_K, TQ1_0, TQ2_0)"
         ) from None
 
 
@@ -264,7 +278,9 @@ def _rope_freqs(header: GgufHeader) -> np.ndarray | None:
 def _vector(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
     _check_type(header.path, tensor)
     if len(tensor.shape) != 1:
-        raise CheckpointError(f"{header.path}: tensor {tensor.name} has shape {list(tensor.shape)}, expected a vector")
+        raise CheckpointError(
+            f"{header.path}: tensor {tensor.name} has shape {list(tensor.shape)}, expected a vector"
+        )
     return require_finite(decode_rows(header.path, tensor, np.arange(1))[0], header.path, tensor.name)
 
 

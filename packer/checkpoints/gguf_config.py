@@ -23,8 +23,8 @@ from .huggingface import read_json
 class Architecture:
     """What a name in ``general.architecture`` means.
 
-    act: None where files of both kinds exist. interleaved: whether rows of Q and K are ordered for rotary pairs
-    (2i, 2i+1), as llama.cpp's "normal" rope wants, rather than (i, i + head_dim/2), its "neox" rope.
+    act: None where files of both kinds exist. interleaved: whether rows of Q and K are in the order for
+    rotary pairs (2i, 2i + 1), llama.cpp's "normal" rope, rather than (i, i + head_dim/2), its "neox" rope.
     """
 
     model_type: str
@@ -41,14 +41,14 @@ ARCHITECTURES = {
 }
 ACTS = ("relu2", "silu")
 
-#: Fields that are read below or say nothing about the mathematics. Any other field of the architecture must be neutral.
+#: Fields that are read below or say nothing about the mathematics. Any other field must be neutral.
 _READ = {
-    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "hidden_activation",
-    "tensor_data_layout", "attention.head_count", "attention.head_count_kv", "attention.key_length",
-    "attention.value_length", "attention.layer_norm_rms_epsilon", "attention.scale", "rope.dimension_count",
-    "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.finetuned",
-    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
+    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
+    "hidden_activation", "tensor_data_layout", "attention.head_count", "attention.head_count_kv",
+    "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon", "attention.scale",
+    "rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
+    "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 }  # fmt: skip
 #: Neutral values other than 0 and false.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -66,7 +66,7 @@ ROPE_FREQS = "rope_freqs.weight"
 def architecture(header: GgufHeader) -> Architecture:
     """The file's architecture. Raises CheckpointError for one that is not supported."""
     kind = header.metadata.get("general.type", "model")
-    if kind != "model":
+    if not isinstance(kind, str) or kind != "model":
         raise CheckpointError(f"{header.path}: field 'general.type' is {kind!r}, expected 'model'")
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name.lower() not in ARCHITECTURES:
@@ -80,8 +80,9 @@ def architecture(header: GgufHeader) -> Architecture:
 def hf_config(header: GgufHeader, rope_freqs: np.ndarray | None, original: Path | None) -> dict[str, Any]:
     """The config of ``config.json``, without the special tokens.
 
-    rope_freqs: ``[head_dim/2]``, what the file divides rotary frequencies by. original: a folder that may have the
-    model's own config.json, asked for what the file does not say. Raises CheckpointError naming file and field.
+    rope_freqs: ``[head_dim/2]``, what the file divides rotary frequencies by. original: a folder that may
+    have the model's own config.json, asked for what the file does not say.
+    Raises CheckpointError naming file and field.
     """
     kind, fields = architecture(header), _fields(header)
     heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
@@ -96,9 +97,9 @@ def hf_config(header: GgufHeader, rope_freqs: np.ndarray | None, original: Path 
         "num_key_value_heads": fields.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": _act(kind, fields, original),
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": _positive(fields, "attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": fields.integer("context_length"),
-        "vocab_size": _vocabulary(header, fields),
+        "vocab_size": _vocabulary(header),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
@@ -108,9 +109,13 @@ def hf_config(header: GgufHeader, rope_freqs: np.ndarray | None, original: Path 
 
 
 def _fields(header: GgufHeader) -> Fields:
-    """The architecture's own fields without its name in front; a list of equal numbers counts as one number."""
+    """The architecture's own fields, without its name in front; a list of equal numbers counts as one."""
     name = header.metadata["general.architecture"].lower()
-    values = {key.removeprefix(f"{name}."): value for key, value in header.metadata.items() if key.startswith(f"{name}.")}
+    values = {
+        key.removeprefix(f"{name}."): value
+        for key, value in header.metadata.items()
+        if key.startswith(f"{name}.")
+    }
     for key, value in values.items():
         if isinstance(value, np.ndarray):
             values[key] = value[0].item() if value.size and (value == value[0]).all() else value.tolist()
@@ -120,16 +125,16 @@ def _fields(header: GgufHeader) -> Fields:
 def _head_dim(fields: Fields, heads: int, hidden: int) -> int:
     if fields.get("attention.key_length") is None and hidden % heads:
         raise CheckpointError(
-            f"{fields.where}: field 'embedding_length' is {hidden}, no multiple of 'attention.head_count' {heads}, and "
-            "'attention.key_length' is missing"
+            f"{fields.where}: field 'embedding_length' is {hidden}, no multiple of 'attention.head_count' "
+            f"{heads}, and 'attention.key_length' is missing"
         )
     head_dim = fields.integer("attention.key_length", hidden // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
         found = fields.integer(name, head_dim)
         if found != head_dim:
             raise CheckpointError(
-                f"{fields.where}: field {name!r} is {found}, expected the head size {head_dim}; heads of which only a "
-                "part is rotated, or with values of another size than keys, are not supported"
+                f"{fields.where}: field {name!r} is {found}, expected the head size {head_dim}; heads of "
+                "which only a part is rotated, or with values of another size than keys, are not supported"
             )
     if head_dim % 2:
         raise CheckpointError(f"{fields.where}: the head size is {head_dim}, expected an even number")
@@ -137,87 +142,97 @@ def _head_dim(fields: Fields, heads: int, hidden: int) -> int:
 
 
 def _check_neutral(fields: Fields, head_dim: int) -> None:
-    """Refuse what changes the mathematics: experts, sliding windows, soft caps, multipliers, or anything unknown."""
+    """Refuse what changes the mathematics: experts, sliding windows, soft caps, multipliers, the unknown."""
     for name in sorted(set(fields.values) - _READ):
         fields.refuse(name, _NEUTRAL.get(name, (0, False, "", "none")))
-    scale = fields.get("attention.scale", 0)
-    if scale and not math.isclose(scale, head_dim**-0.5, rel_tol=1e-6):
-        fields.refuse("attention.scale", ())
+    name = "attention.scale"
+    if fields.get(name) and not math.isclose(fields.number(name), head_dim**-0.5, rel_tol=1e-6):
+        fields.refuse(name, ())
+
+
+def _positive(fields: Fields, name: str, default: float | None = None) -> float:
+    if default is not None and fields.get(name) is None:
+        return default
+    value = fields.number(name)
+    if not 0 < value < math.inf:
+        raise CheckpointError(f"{fields.where}: field {name!r} is {value}, expected a positive number")
+    return value
 
 
 def _act(kind: Architecture, fields: Fields, original: Path | None) -> str:
-    act = fields.get("hidden_activation", kind.act)
+    act: str | None = fields.get("hidden_activation", kind.act)
     if act is None and original is not None and (original / "config.json").is_file():
         act = read_json(original / "config.json", "").get("hidden_act")
     if act is None:
         raise CheckpointError(
-            f"{fields.where}: field 'hidden_activation' is missing, expected one of {', '.join(ACTS)}: files of this "
-            "architecture exist with each; give --tokenizer FOLDER with the model's own config.json and tokenizer.json"
+            f"{fields.where}: field 'hidden_activation' is missing, expected one of {', '.join(ACTS)}: files "
+            "of this architecture exist with each; give --tokenizer FOLDER with the model's own config.json "
+            "and tokenizer.json"
         )
     if act not in ACTS:
-        raise CheckpointError(f"{fields.where}: field 'hidden_activation' is {act!r}, expected one of {', '.join(ACTS)}")
+        raise CheckpointError(
+            f"{fields.where}: field 'hidden_activation' is {act!r}, expected one of {', '.join(ACTS)}"
+        )
     return act
 
 
-def _vocabulary(header: GgufHeader, fields: Fields) -> int:
-    """Rows of the embedding, which decide; the field and the token list must agree with them."""
+def _vocabulary(header: GgufHeader) -> int:
+    """Rows of the embedding; tokens may be fewer, where the vocabulary is padded."""
     embedding: GgufTensor | None = header.tensors.get("token_embd.weight")
     if embedding is None:
-        raise CheckpointError(f"{header.path}: tensor token_embd.weight is missing; the file is no whole model")
+        raise CheckpointError(
+            f"{header.path}: tensor token_embd.weight is missing; the file is no whole model"
+        )
     rows = embedding.shape[0]
-    stated = fields.integer("vocab_size", rows)
-    if stated != rows:
-        raise CheckpointError(f"{fields.where}: field 'vocab_size' is {stated}, but token_embd.weight has {rows} rows")
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) > rows:
         raise CheckpointError(
-            f"{header.path}: field 'tokenizer.ggml.tokens' has {len(tokens)} tokens, but token_embd.weight only {rows} rows"
+            f"{header.path}: field 'tokenizer.ggml.tokens' has {len(tokens)} tokens, but token_embd.weight "
+            f"only {rows} rows"
         )
     return rows
 
 
 def _rope(fields: Fields, config: Mapping[str, Any], freqs: np.ndarray | None) -> dict[str, Any]:
-    """``rope_parameters`` as transformers has them, with ``rope_freqs`` where the file divides frequencies."""
-    theta = fields.number("rope.freq_base") if fields.get("rope.freq_base") is not None else 10000.0
-    if not (math.isfinite(theta) and theta > 1):
-        raise CheckpointError(f"{fields.where}: field 'rope.freq_base' is {theta}, expected a number above 1")
+    """``rope_parameters`` as transformers has them, and ``rope_freqs`` where the file has such factors."""
+    theta = _positive(fields, "rope.freq_base", 10000.0)
     rope: dict[str, Any] = {"rope_theta": theta, **_scaling(fields, config["max_position_embeddings"])}
     if freqs is not None and (freqs != 1).any():
         half = config["head_dim"] // 2
         if freqs.shape != (half,) or (freqs <= 0).any():
             raise CheckpointError(
-                f"{fields.where}: tensor {ROPE_FREQS} has shape {list(freqs.shape)}, expected {half} positive numbers"
+                f"{fields.where}: tensor {ROPE_FREQS} has shape {list(freqs.shape)}, expected {half} "
+                "positive numbers"
             )
         if rope["rope_type"] != "default":
             raise CheckpointError(
-                f"{fields.where}: rope.scaling.type {rope['rope_type']!r} together with {ROPE_FREQS} is not supported"
+                f"{fields.where}: field 'rope.scaling.type' is {rope['rope_type']!r}, which together with "
+                f"tensor {ROPE_FREQS} is not supported"
             )
         rope["rope_freqs"] = [float(factor) for factor in freqs]
     return rope
 
 
 def _scaling(fields: Fields, context: int) -> dict[str, Any]:
-    factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 0))
-    kind = str(fields.get("rope.scaling.type", "linear" if factor else "none")).lower()
-    if kind == "none" or (kind == "linear" and factor in (0, 1)):
+    name = "rope.scaling.factor" if fields.get("rope.scaling.factor") else "rope.scale_linear"
+    kind = str(fields.get("rope.scaling.type", "linear" if fields.get(name) else "none")).lower()
+    if kind == "none" or (kind == "linear" and fields.get(name, 0) in (0, 1)):
         return {"rope_type": "default"}
     if kind not in ("linear", "yarn"):
         raise CheckpointError(
-            f"{fields.where}: field 'rope.scaling.type' is {kind!r}, expected one of none, linear, yarn; ignoring it "
-            "would give wrong text on long prompts"
+            f"{fields.where}: field 'rope.scaling.type' is {kind!r}, expected one of none, linear, yarn; "
+            "ignoring it would give wrong text on long prompts"
         )
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not (math.isfinite(factor) and factor > 0):
-        raise CheckpointError(f"{fields.where}: field 'rope.scaling.factor' is {factor!r}, expected a positive number")
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": float(factor)}
+    factor = _positive(fields, name)
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "linear":
         return scaling
-    scaling["original_max_position_embeddings"] = fields.integer("rope.scaling.original_context_length", context)
-    for name, ours in (("rope.scaling.yarn_beta_fast", "beta_fast"), ("rope.scaling.yarn_beta_slow", "beta_slow")):
-        if fields.get(name) is not None:
-            scaling[ours] = fields.number(name)
-    if fields.get("rope.scaling.attn_factor") is not None:
-        # llama.cpp multiplies YaRN's own factor by it; transformers takes the product.
-        scaling["attention_factor"] = fields.number("rope.scaling.attn_factor") * (
-            0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-        )
+    scaling["original_max_position_embeddings"] = fields.integer(
+        "rope.scaling.original_context_length", context
+    )
+    scaling["beta_fast"] = _positive(fields, "rope.scaling.yarn_beta_fast", 32.0)
+    scaling["beta_slow"] = _positive(fields, "rope.scaling.yarn_beta_slow", 1.0)
+    # llama.cpp multiplies YaRN's own factor by this one; transformers takes the product.
+    attention = _positive(fields, "rope.scaling.attn_factor", 1.0)
+    scaling["attention_factor"] = attention * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
     return scaling

@@ -1,8 +1,8 @@
 """The head of a GGUF file: its metadata, and where each tensor lies.
 
-Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Types and block sizes come from the gguf package;
-its GGUFReader is not used here because it keeps NumPy views of every array element (159 MiB for a vocabulary of
-49,152), loops as long as a damaged count says, and stops at type numbers that it does not know.
+Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Types and block sizes come from the gguf
+package; its GGUFReader is not used here because it keeps NumPy views of every array element (159 MiB for a
+vocabulary of 49,152), loops as long as a damaged count says, and stops at type numbers that it does not know.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Metadata by lower-case key (numbers, strings, booleans, lists of strings, NumPy arrays) and tensors by name."""
+    """Metadata by lower-case key, and tensors by name.
+
+    Values are numbers, booleans, strings, lists of strings, and NumPy arrays of numbers.
+    """
 
     path: Path
     metadata: dict[str, Any]
@@ -102,8 +105,8 @@ class _Source:
             )
         if n_bytes > MAX_HEADER_BYTES - self.position:
             raise CheckpointError(
-                f"{self.path}: {what} goes beyond {MAX_HEADER_BYTES >> 20} MiB of metadata, the most expected; "
-                "the file is damaged"
+                f"{self.path}: {what} goes beyond {MAX_HEADER_BYTES >> 20} MiB of metadata, the most "
+                "expected; the file is damaged"
             )
 
     def number(self, dtype: str, what: str) -> Any:
@@ -117,11 +120,13 @@ class _Source:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{self.path}: {what} is not UTF-8 ({error.reason}); the file is damaged") from None
+            raise CheckpointError(
+                f"{self.path}: {what} is not UTF-8 ({error.reason}); the file is damaged"
+            ) from None
 
 
 def _plain(number: Any) -> Any:
-    """A Python number; a float32 becomes the shortest decimal that rounds to it (1e-05, not 9.9999997e-06)."""
+    """A Python number; float32 becomes the shortest decimal that rounds to it: 1e-05, not 9.9999997e-06."""
     return float(str(number)) if number.dtype == np.float32 else number.item()
 
 
@@ -130,16 +135,21 @@ def _read(source: _Source) -> GgufHeader:
     n_tensors = source.number("<u8", "the tensor count")
     n_fields = source.number("<u8", "the metadata count")
     # A field takes at least 13 bytes and a tensor 32: a damaged count is noticed before it is looped over.
-    source.expect(13 * n_fields + 32 * n_tensors, f"a head with {n_fields:,} fields and {n_tensors:,} tensors")
+    source.expect(
+        13 * n_fields + 32 * n_tensors, f"a head with {n_fields:,} fields and {n_tensors:,} tensors"
+    )
     metadata: dict[str, Any] = {}
     for index in range(n_fields):
         key = source.text(f"the name of metadata field {index}").lower()
         if key in metadata:
-            raise CheckpointError(f"{source.path}: metadata field {key!r} is there twice; the file is damaged")
+            raise CheckpointError(
+                f"{source.path}: metadata field {key!r} is there twice; the file is damaged"
+            )
         metadata[key] = _value(source, source.number("<u4", f"the type of field {key!r}"), f"field {key!r}")
-    if metadata.get("split.count", 1) != 1:
+    parts = metadata.get("split.count", 1)
+    if not isinstance(parts, int) or parts > 1:
         raise CheckpointError(
-            f"{source.path}: one of {metadata['split.count']} parts of a split GGUF file; join them first "
+            f"{source.path}: one of {parts!r} parts of a split GGUF file; join them first "
             "(llama-gguf-split --merge)"
         )
     return GgufHeader(source.path, metadata, _tensors(source, n_tensors, _alignment(source.path, metadata)))
@@ -153,9 +163,12 @@ def _check_magic(source: _Source) -> None:
     if version in VERSIONS:
         return
     if version and version & 0xFFFF == 0:
-        raise CheckpointError(f"{source.path}: a big-endian GGUF file, expected little-endian; convert it first")
+        raise CheckpointError(
+            f"{source.path}: a big-endian GGUF file, expected little-endian; convert it first"
+        )
     raise CheckpointError(
-        f"{source.path}: GGUF version {version}, expected {' or '.join(map(str, VERSIONS))}; convert the model again"
+        f"{source.path}: GGUF version {version}, expected {' or '.join(map(str, VERSIONS))}; convert the "
+        "model again"
     )
 
 
@@ -165,23 +178,31 @@ def _value(source: _Source, kind: int, what: str) -> Any:
     if kind == _Kind.STRING:
         return source.text(what)
     if kind != _Kind.ARRAY:
-        raise CheckpointError(f"{source.path}: {what} has type {kind}, expected one of GGUF's 0 to 12; the file is damaged")
+        raise CheckpointError(
+            f"{source.path}: {what} has type {kind}, expected one of GGUF's 0 to 12; the file is damaged"
+        )
     item, count = source.number("<u4", what), source.number("<u8", what)
     if item in _SCALARS:
         dtype = np.dtype(_SCALARS[item])
         return np.frombuffer(source.take(count * dtype.itemsize, what), dtype=dtype)
     if item != _Kind.STRING:
-        raise CheckpointError(f"{source.path}: {what} is an array of type {item}, expected numbers or strings")
+        raise CheckpointError(
+            f"{source.path}: {what} is an array of type {item}, expected numbers or strings"
+        )
     source.expect(8 * count, f"{what} with {count:,} strings")
     if count > MAX_STRINGS:
-        raise CheckpointError(f"{source.path}: {what} has {count:,} strings, expected at most {MAX_STRINGS:,}")
+        raise CheckpointError(
+            f"{source.path}: {what} has {count:,} strings, expected at most {MAX_STRINGS:,}"
+        )
     return [source.text(what) for _ in range(count)]
 
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise CheckpointError(f"{path}: field 'general.alignment' is {alignment!r}, expected a power of two up to 1 MiB")
+        raise CheckpointError(
+            f"{path}: field 'general.alignment' is {alignment!r}, expected a power of two up to 1 MiB"
+        )
     return alignment
 
 
@@ -207,30 +228,37 @@ def _tensor_info(source: _Source, what: str) -> tuple[int, tuple[int, ...], int]
     """(type, shape with rows first, offset from the first tensor)."""
     n_dimensions = source.number("<u4", what)
     if not 1 <= n_dimensions <= MAX_DIMENSIONS:
-        raise CheckpointError(f"{source.path}: {what}: {n_dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}")
+        raise CheckpointError(
+            f"{source.path}: {what}: {n_dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}"
+        )
     shape = struct.unpack(f"<{n_dimensions}Q", source.take(8 * n_dimensions, what))[::-1]
     if min(shape) < 1 or math.prod(shape) >= 1 << 48:
-        raise CheckpointError(f"{source.path}: {what}: shape {list(shape)}, expected sizes of 1 or more; the file is damaged")
+        raise CheckpointError(
+            f"{source.path}: {what}: shape {list(shape)}, expected sizes of 1 or more; the file is damaged"
+        )
     return source.number("<u4", what), shape, source.number("<u8", what)
 
 
 def _check_room(path: Path, tensor: GgufTensor, alignment: int, last: bool) -> None:
-    """A tensor ends where the next one begins; otherwise its type number means something else or bytes are missing.
+    """A tensor ends where the next one begins, or its type number means something else, or bytes are missing.
 
     Forks give the same number to different types (39 is MXFP4 here and TL2 in bitnet.cpp), so this also keeps
     one type from being read as another.
     """
     where = f"{path}: tensor {tensor.name} of type {tensor.type_name} and shape {list(tensor.shape)}"
     if tensor.offset % alignment:
-        raise CheckpointError(f"{where} begins at offset {tensor.offset}, which is no multiple of {alignment}")
+        raise CheckpointError(
+            f"{where} begins at offset {tensor.offset}, which is no multiple of {alignment}"
+        )
     n_bytes = data_bytes(tensor, path)
     if n_bytes is None:
         return
     padded = -(-n_bytes // alignment) * alignment
     if n_bytes > tensor.room or (not last and padded != tensor.room):
         raise CheckpointError(
-            f"{where} takes {n_bytes:,} bytes, but there are {tensor.room:,} from offset {tensor.offset:,} to the "
-            f"{'end of the file' if last else 'next tensor'}: the file is cut short or damaged, or uses a type of its own"
+            f"{where} takes {n_bytes:,} bytes, but there are {tensor.room:,} from offset {tensor.offset:,} "
+            f"to the {'end of the file' if last else 'next tensor'}: the file is cut short or damaged, or "
+            "uses a type of its own"
         )
 
 
@@ -244,7 +272,7 @@ def data_bytes(tensor: GgufTensor, path: Path) -> int | None:
     block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type_id)]
     if tensor.shape[-1] % block_size:
         raise CheckpointError(
-            f"{path}: tensor {tensor.name} of type {tensor.type_name} has rows of {tensor.shape[-1]}, expected a "
-            f"multiple of {block_size}; the file is damaged"
+            f"{path}: tensor {tensor.name} of type {tensor.type_name} has rows of {tensor.shape[-1]}, "
+            f"expected a multiple of {block_size}; the file is damaged"
         )
     return math.prod(tensor.shape) // block_size * block_bytes

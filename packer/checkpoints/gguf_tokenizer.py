@@ -1,6 +1,7 @@
 """Builds ``tokenizer.json`` and ``tokenizer_config.json`` from a GGUF file's metadata.
 
-What the names mean: llama.cpp ``src/llama-vocab.cpp``. Byte-level BPE (``gpt2``) and SentencePiece BPE (``llama``).
+What the names mean: llama.cpp ``src/llama-vocab.cpp``. Byte-level BPE (``gpt2``) and SentencePiece BPE
+(``llama``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from gguf.constants import TokenType
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from ..errors import CheckpointError
@@ -32,12 +33,13 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-#: ``tokenizer.ggml.pre`` -> how text is cut before merging: GPT-2's rule, GPT-2's with single digits, or an expression.
+#: ``tokenizer.ggml.pre`` -> how text is cut before merging: GPT-2's rule, GPT-2's with single digits, or an
+#: expression.
 _PRE_TOKENIZERS = {
     **dict.fromkeys(("default", "gpt-2"), "gpt2"),
     **dict.fromkeys(("smollm", "starcoder", "refact"), "digits"),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "qwen2": _QWEN2,
     "tekken": _TEKKEN,
 }
 #: Names whose words are looked up whole before merges are tried.
@@ -60,8 +62,7 @@ def tokenizer_files(header: GgufHeader, folder: Path | None) -> TokenizerFiles:
         own = read_tokenizer(folder)
         config = (vocabulary.config() if vocabulary.tokens else {}) | json.loads(own.config)
         return TokenizerFiles(own.tokenizer, json_bytes(config))
-    tokenizer = vocabulary.tokenizer()
-    return TokenizerFiles(tokenizer.to_str(pretty=True).encode(), json_bytes(vocabulary.config()))
+    return TokenizerFiles(vocabulary.tokenizer_json(), json_bytes(vocabulary.config()))
 
 
 def special_token_ids(header: GgufHeader, *, required: bool) -> tuple[int | None, list[int]]:
@@ -73,7 +74,9 @@ def special_token_ids(header: GgufHeader, *, required: bool) -> tuple[int | None
     ends = [vocabulary.special(name) for name in ("eos", "eot", "eom")]
     ends += [vocabulary.control_id(token) for token in _TURN_ENDS]
     if required and ends[0] is None:
-        raise vocabulary.error("field 'tokenizer.ggml.eos_token_id' is missing, expected the id that ends an answer")
+        raise vocabulary.error(
+            "field 'tokenizer.ggml.eos_token_id' is missing, expected the id that ends an answer"
+        )
     return vocabulary.special("bos"), list(dict.fromkeys(end for end in ends if end is not None))
 
 
@@ -82,8 +85,7 @@ class _Vocabulary:
 
     def __init__(self, header: GgufHeader):
         self.path, self._metadata = header.path, header.metadata
-        self.model = str(self._field("model") or "").lower()
-        self.pre = str(self._field("pre") or "").lower()
+        self.model, self.pre = self._name("model"), self._name("pre")
         tokens = self._field("tokens")
         self.tokens: list[str] = tokens if isinstance(tokens, list) else []
 
@@ -91,8 +93,8 @@ class _Vocabulary:
         """An error that names the file and the way out."""
         return CheckpointError(f"{self.path}: {message}; {_ADVICE}")
 
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the metadata describes."""
+    def tokenizer_json(self) -> bytes:
+        """The tokenizer that the metadata describes, as the tokenizers library writes it."""
         self._check_tokens()
         if self.model == "gpt2":
             tokenizer = self._byte_level()
@@ -101,10 +103,13 @@ class _Vocabulary:
         else:
             raise self.error(f"field 'tokenizer.ggml.model' is {self.model!r}, expected 'gpt2' or 'llama'")
         self._add_tokens(tokenizer)
-        ends = (self._begin(), self._end())
-        if any(ends):
-            tokenizer.post_processor = self._template(*ends)
-        return tokenizer
+        begin, end = self._begin(), self._end()
+        if begin is None and end is None:
+            return tokenizer.to_str().encode()
+        # Set in the JSON: the library's own notation for templates cannot say tokens with a colon.
+        whole = json.loads(tokenizer.to_str())
+        whole["post_processor"] = self._template(begin, end)
+        return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
 
     def config(self) -> dict[str, Any]:
         """``tokenizer_config.json``."""
@@ -128,27 +133,42 @@ class _Vocabulary:
         token = self._field(f"{name}_token_id")
         if token is None and self.model == "llama":
             token = {"unknown": 0, "bos": 1, "eos": 2}.get(name)  # SentencePiece's own order
-        if token is None or not self.tokens:
+        if token is None:
             return None
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < len(self.tokens):
+        limit = len(self.tokens) or 1 << 31
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < limit:
             raise self.error(
-                f"field 'tokenizer.ggml.{name}_token_id' is {token!r}, expected an id below {len(self.tokens)}"
+                f"field 'tokenizer.ggml.{name}_token_id' is {token!r}, expected an id below {limit}"
             )
         return token
 
     def control_id(self, token: str) -> int | None:
         """The id of a token if it is there as a control token."""
-        if token not in self.tokens:
+        types = self._field("token_type")
+        if token not in self.tokens or not isinstance(types, np.ndarray) or len(types) != len(self.tokens):
             return None
         found = self.tokens.index(token)
-        return found if self._types()[found] == TokenType.CONTROL else None
+        return found if types[found] == TokenType.CONTROL else None
 
     def _field(self, name: str) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{name}")
 
+    def _name(self, field: str) -> str:
+        """A name in lower case: files and their readers disagree about case."""
+        value = self._field(field)
+        return value.lower() if isinstance(value, str) else ""
+
+    def _flag(self, field: str, default: bool) -> bool:
+        value = self._field(field)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(f"field 'tokenizer.ggml.{field}' is {value!r}, expected true or false")
+        return default if value is None else value
+
     def _check_tokens(self) -> None:
-        if not self.tokens or not all(isinstance(token, str) for token in self.tokens):
-            raise self.error("field 'tokenizer.ggml.tokens' is missing, expected the vocabulary as a list of strings")
+        if not self.tokens:
+            raise self.error(
+                "field 'tokenizer.ggml.tokens' is missing, expected the vocabulary as a list of strings"
+            )
         if len(set(self.tokens)) != len(self.tokens):
             raise self.error("field 'tokenizer.ggml.tokens' has a token twice; the file is damaged")
         if "" in self.tokens:
@@ -159,28 +179,32 @@ class _Vocabulary:
         values = self._field(name)
         if not isinstance(values, np.ndarray) or len(values) != len(self.tokens):
             found = f"has {len(values)} entries" if isinstance(values, np.ndarray) else "is missing"
-            raise self.error(f"field 'tokenizer.ggml.{name}' {found}, expected a number for each of {len(self.tokens)} tokens")
+            raise self.error(
+                f"field 'tokenizer.ggml.{name}' {found}, expected a number for each of {len(self.tokens)} "
+                "tokens"
+            )
         return values
 
     def _types(self) -> list[int]:
-        return self._numbers("token_type").tolist()
+        types: list[int] = self._numbers("token_type").tolist()
+        return types
 
     def _begin(self) -> int | None:
         """The token put before a text, if any."""
-        added = self._field("add_bos_token")
-        wanted = bool(added) if added is not None else self.model == "llama" or self.pre in _ADD_BOS
+        wanted = self._flag("add_bos_token", self.model == "llama" or self.pre in _ADD_BOS)
         return self.special("bos") if wanted else None
 
     def _end(self) -> int | None:
-        return self.special("eos") if self._field("add_eos_token") else None
+        return self.special("eos") if self._flag("add_eos_token", False) else None
 
     def _byte_level(self) -> Tokenizer:
         """Byte-level BPE; each token is written in GPT-2's alphabet of 256 letters for bytes."""
         if self.pre not in _PRE_TOKENIZERS:
             found = repr(self.pre) if self.pre else "missing"
             raise self.error(
-                f"field 'tokenizer.ggml.pre' is {found}, expected one of {', '.join(sorted(_PRE_TOKENIZERS))}: another "
-                "way of cutting words would give other tokens than the model was trained with"
+                f"field 'tokenizer.ggml.pre' is {found}, expected one of "
+                f"{', '.join(sorted(_PRE_TOKENIZERS))}: another way of cutting words would give other tokens "
+                "than the model was trained with"
             )
         vocabulary = {token: index for index, token in enumerate(self.tokens)}
         tokenizer = self._bpe(vocabulary, self._merges(), ignore_merges=self.pre in _IGNORE_MERGES)
@@ -199,21 +223,24 @@ class _Vocabulary:
     def _merges(self) -> list[tuple[str, str]]:
         lines = self._field("merges")
         if not isinstance(lines, list):
-            raise self.error("field 'tokenizer.ggml.merges' is missing, expected the merges of byte-level BPE")
+            raise self.error(
+                "field 'tokenizer.ggml.merges' is missing, expected the merges of byte-level BPE"
+            )
         merges = []
         for index, line in enumerate(lines):
-            left, space, right = line[:1], *line[1:].partition(" ")[1:]
-            left += line[1:].partition(" ")[0]
-            if not (left and space and right):
-                raise self.error(f"field 'tokenizer.ggml.merges' entry {index} is {line!r}, expected two tokens")
-            merges.append((left, right))
+            cut = line.find(" ", 1)
+            if not 0 < cut < len(line) - 1:
+                raise self.error(
+                    f"field 'tokenizer.ggml.merges' entry {index} is {line!r}, expected two tokens"
+                )
+            merges.append((line[:cut], line[cut + 1 :]))
         return merges
 
     def _sentence_piece(self) -> Tokenizer:
         """SentencePiece BPE with byte fallback, as Llama 2's own tokenizer.json has it.
 
-        SentencePiece merges the neighbours whose joint piece has the highest score; as a list of merges: every way to
-        cut a piece into two pieces, best score first.
+        SentencePiece merges the neighbours whose joint piece has the highest score; as a list of merges:
+        every way to cut a piece into two pieces, best score first.
         """
         types = self._types()
         vocabulary = {token: index for index, token in enumerate(self.tokens)}
@@ -226,8 +253,10 @@ class _Vocabulary:
             byte_fallback=TokenType.BYTE in types,
         )
         replace = normalizers.Replace(" ", _SPACE)
-        prefixed = self._field("add_space_prefix") is not False
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefixed else replace
+        prefixed = self._flag("add_space_prefix", True)
+        tokenizer.normalizer = (
+            normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefixed else replace
+        )
         steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
         return tokenizer
@@ -243,32 +272,42 @@ class _Vocabulary:
             for cut in range(1, len(piece)):
                 left, right = piece[:cut], piece[cut:]
                 if left in pieces and right in pieces:
-                    found.append((-scores[vocabulary[piece]], vocabulary[left], vocabulary[right], left, right))
+                    found.append(
+                        (-scores[vocabulary[piece]], vocabulary[left], vocabulary[right], left, right)
+                    )
         return [(left, right) for *_, left, right in sorted(found)]
 
     def _add_tokens(self, tokenizer: Tokenizer) -> None:
         """Control tokens are special; user-defined ones are matched whole but belong to the text."""
-        special = {TokenType.CONTROL, TokenType.UNKNOWN}
+        special, plain = [], []
         for token, kind in zip(self.tokens, self._types(), strict=True):
-            if kind in special:
-                tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+                special.append(AddedToken(token, normalized=False, special=True))
             elif kind == TokenType.USER_DEFINED:
-                tokenizer.add_tokens([AddedToken(token, normalized=False, special=False)])
+                plain.append(AddedToken(token, normalized=False, special=False))
+        tokenizer.add_special_tokens(special)
+        tokenizer.add_tokens(plain)
 
-    def _template(self, begin: int | None, end: int | None) -> processors.TemplateProcessing:
-        before, after = (None if token is None else self.tokens[token] for token in (begin, end))
+    def _template(self, begin: int | None, end: int | None) -> dict[str, Any]:
+        """A post-processor that puts tokens around one text, or around each of two."""
 
-        def around(sequence: str) -> list[str]:
-            kind = sequence[1:]
-            parts = [f"{before}:{kind}" if before else None, f"{sequence}:{kind}", f"{after}:{kind}" if after else None]
-            return [part for part in parts if part]
+        def around(sequence: str, kind: int) -> list[dict[str, Any]]:
+            parts: list[tuple[str, str | None]] = [
+                ("SpecialToken", None if begin is None else self.tokens[begin]),
+                ("Sequence", sequence),
+                ("SpecialToken", None if end is None else self.tokens[end]),
+            ]
+            return [{what: {"id": name, "type_id": kind}} for what, name in parts if name is not None]
 
-        special = [(self.tokens[token], token) for token in (begin, end) if token is not None]
-        return processors.TemplateProcessing(
-            single=[part.replace(":A", ":0") for part in around("$A")],
-            pair=[part.replace(":A", ":0").replace(":B", ":1") for part in [*around("$A"), *around("$B")]],
-            special_tokens=special,
-        )
+        added = {self.tokens[token]: token for token in (begin, end) if token is not None}
+        return {
+            "type": "TemplateProcessing",
+            "single": around("A", 0),
+            "pair": around("A", 0) + around("B", 1),
+            "special_tokens": {
+                name: {"id": name, "ids": [token], "tokens": [name]} for name, token in added.items()
+            },
+        }
 
 
 def _pre_tokenizer(rule: str) -> pre_tokenizers.PreTokenizer:
@@ -276,6 +315,8 @@ def _pre_tokenizer(rule: str) -> pre_tokenizers.PreTokenizer:
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if rule == "digits":
         digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+        return pre_tokenizers.Sequence(
+            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        )
     split = pre_tokenizers.Split(Regex(rule), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

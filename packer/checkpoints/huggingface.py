@@ -62,7 +62,9 @@ class FolderCheckpoint:
         try:
             return self._open(self._where[name]).get_slice(name)
         except SafetensorError as error:
-            raise CheckpointError(f"{self._file_of(name)}: tensor {name}: {error}; the file disagrees with the index") from None
+            raise CheckpointError(
+                f"{self._file_of(name)}: tensor {name}: {error}; the file disagrees with the index"
+            ) from None
 
     def _open(self, file: str) -> Any:
         if file not in self._files:
@@ -113,7 +115,9 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     """Tokenizer files of a folder; ``chat_template.jinja`` is put into the config where the config has no template."""
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
-        raise CheckpointError(f"{tokenizer}: missing; put the model's tokenizer.json there or give --tokenizer FOLDER")
+        raise CheckpointError(
+            f"{tokenizer}: missing; put the model's tokenizer.json there or give --tokenizer FOLDER"
+        )
     read_json(tokenizer, "")
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file, "") if config_file.exists() else {}
@@ -138,7 +142,9 @@ def _tensor_files(path: Path) -> dict[str, str]:
             if Path(file).name != file:
                 raise CheckpointError(f"{index}: shard {file!r} is not a file name in the folder")
             if not (path / file).is_file():
-                raise CheckpointError(f"{path / file}: the shard that the index names is missing; download it again")
+                raise CheckpointError(
+                    f"{path / file}: the shard that the index names is missing; download it again"
+                )
         return where
     if not (path / SINGLE).is_file():
         raise CheckpointError(f"{path}: expected {SINGLE} or {INDEX}, found neither")

@@ -12,4 +12,4 @@ from .transformer import Transformer
 
 def build(config: Fields) -> Transformer:
     """The decoder that a config describes. Raises CheckpointError for missing or unsupported fields."""
-    return decoder(config, "bitnet", sub_norms=True)
+    return decoder(config, "bitnet", sub_norms=True, default_theta=500_000.0)

@@ -29,12 +29,23 @@ class Fields:
             raise CheckpointError(f"{self.where}: field {name!r} is {value!r}, expected a positive integer")
         return value
 
-    def number(self, name: str) -> float:
-        """A number. Raises CheckpointError if it is missing or of another kind."""
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number. Raises CheckpointError if it is missing or of another kind."""
         value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{self.where}: field {name!r} is {value!r}, expected a number")
+        if value is None:
+            value = default
+        if value is None:
+            raise CheckpointError(f"{self.where}: field {name!r} is missing, expected a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
+            raise CheckpointError(f"{self.where}: field {name!r} is {value!r}, expected a finite number")
         return float(value)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0. Raises CheckpointError if it is missing or of another kind."""
+        value = self.number(name, default)
+        if value <= 0:
+            raise CheckpointError(f"{self.where}: field {name!r} is {value!r}, expected a number above 0")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean. Raises CheckpointError if it is of another kind."""

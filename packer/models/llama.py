@@ -28,11 +28,11 @@ _CHANGES_MATHEMATICS: dict[str, tuple] = {
 
 def build(config: Fields) -> Transformer:
     """The decoder that a config describes. Raises CheckpointError for missing or unsupported fields."""
-    return decoder(config, "llama", sub_norms=False)
+    return decoder(config, "llama", sub_norms=False, default_theta=10_000.0)
 
 
-def decoder(config: Fields, family: str, *, sub_norms: bool) -> Transformer:
-    """Common reading of the config of Llama-like families."""
+def decoder(config: Fields, family: str, *, sub_norms: bool, default_theta: float) -> Transformer:
+    """Common reading of the config of Llama-like families; default_theta as in transformers' config class."""
     for field, harmless in _CHANGES_MATHEMATICS.items():
         config.refuse(field, harmless)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
@@ -50,12 +50,12 @@ def decoder(config: Fields, family: str, *, sub_norms: bool) -> Transformer:
         vocabulary=config.integer("vocab_size"),
         context=config.integer("max_position_embeddings"),
         act=_act(config),
-        eps=config.number("rms_norm_eps"),
+        eps=config.positive("rms_norm_eps"),
         tied=config.flag("tie_word_embeddings", False),
         sub_norms=sub_norms,
         attention_bias=config.flag("attention_bias", False),
         mlp_bias=config.flag("mlp_bias", False),
-        rope=rope_table(config, head_dim),
+        rope=rope_table(config, head_dim, default_theta),
     )
 
 

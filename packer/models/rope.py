@@ -17,47 +17,60 @@ from .fields import Fields
 SUPPORTED = ("default", "linear", "llama3", "yarn")
 
 
-def rope_table(config: Fields, head_dim: int) -> dict[str, Any]:
+def rope_table(config: Fields, head_dim: int, default_theta: float) -> dict[str, Any]:
     """The program's rope table: ``inv_freq`` float32 ``[head_dim/2]`` and the factor on cos and sin.
 
     Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling``.
+    default_theta: the family's, for configs that do not write it.
     Raises CheckpointError for scalings that are not supported.
     """
-    parameters = _parameters(config)
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    scaling = _parameters(config)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in SUPPORTED:
         raise CheckpointError(
             f"{config.where}: rope scaling {kind!r} is not supported (supported: {', '.join(SUPPORTED)}); "
             "ignoring it would give wrong text on long prompts"
         )
-    theta = float(parameters.get("rope_theta", config.get("rope_theta", 10000.0)))
+    theta = scaling.number("rope_theta", config.number("rope_theta", default_theta))
+    if theta <= 1:
+        raise CheckpointError(f"{config.where}: rope_theta is {theta}, expected a number above 1")
     base = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    scaling = Fields(parameters, f"{config.where}: rope parameters")
+    original, scale = _original_context(config, scaling), 1.0
     if kind == "linear":
-        base = base / scaling.number("factor")
+        base = base / scaling.positive("factor")
     elif kind == "llama3":
-        base = _llama3(base, scaling)
+        base = _llama3(base, scaling, original)
     elif kind == "yarn":
-        base = _yarn(base, scaling, theta, head_dim, config)
-    if "rope_freqs" in parameters:
-        base = base / np.asarray(parameters["rope_freqs"], dtype=np.float64)
-    scale = _yarn_attention(scaling) if kind == "yarn" else 1.0
+        factor = scaling.positive("factor", config.integer("max_position_embeddings") / original)
+        base = _yarn(base, scaling, theta, factor, original)
+        scale = _yarn_attention(scaling, factor)
+    if scaling.get("rope_freqs") is not None:  # from GGUF: the file's own divisors
+        base = base / np.asarray(scaling.get("rope_freqs"), dtype=np.float64)
     return {"kind": "rope", "inv_freq": base.astype(np.float32).tolist(), "scale": scale}
 
 
-def _parameters(config: Fields) -> Mapping[str, Any]:
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+def _parameters(config: Fields) -> Fields:
+    """The older field first, as transformers has it."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(parameters, Mapping):
-        raise CheckpointError(f"{config.where}: rope_parameters is {parameters!r}, expected an object")
-    if config.get("partial_rotary_factor", parameters.get("partial_rotary_factor", 1.0)) not in (None, 1, 1.0):
+        raise CheckpointError(f"{config.where}: rope parameters are {parameters!r}, expected an object")
+    fields = Fields(parameters, f"{config.where}: rope parameters")
+    if fields.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1:
         raise CheckpointError(f"{config.where}: partial_rotary_factor other than 1 is not supported")
-    return parameters
+    return fields
 
 
-def _llama3(base: np.ndarray, scaling: Fields) -> np.ndarray:
-    factor = scaling.number("factor")
-    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    original = scaling.number("original_max_position_embeddings")
+def _original_context(config: Fields, scaling: Fields) -> float:
+    """Context that scaled models were first trained on; beside the parameters it wins over the one among them."""
+    within = scaling.positive("original_max_position_embeddings", config.integer("max_position_embeddings"))
+    return config.positive("original_max_position_embeddings", within)
+
+
+def _llama3(base: np.ndarray, scaling: Fields, original: float) -> np.ndarray:
+    factor = scaling.positive("factor")
+    low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
+    if low >= high:
+        raise CheckpointError(f"{scaling.where}: high_freq_factor {high} must be above low_freq_factor {low}")
     wavelength = 2 * math.pi / base
     smooth = (original / wavelength - low) / (high - low)
     blended = (1 - smooth) * base / factor + smooth * base
@@ -66,30 +79,28 @@ def _llama3(base: np.ndarray, scaling: Fields) -> np.ndarray:
     return np.where(medium, blended, scaled)
 
 
-def _yarn(base: np.ndarray, scaling: Fields, theta: float, head_dim: int, config: Fields) -> np.ndarray:
-    factor = scaling.number("factor")
-    original = scaling.get("original_max_position_embeddings") or config.integer("max_position_embeddings")
+def _yarn(base: np.ndarray, scaling: Fields, theta: float, factor: float, original: float) -> np.ndarray:
+    half = len(base)
 
     def correction(rotations: float) -> float:
-        return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        return half * math.log(original / (rotations * 2 * math.pi)) / math.log(theta)
 
-    low, high = correction(scaling.get("beta_fast") or 32), correction(scaling.get("beta_slow") or 1)
-    if scaling.get("truncate", True):
+    low = correction(scaling.positive("beta_fast", 32))
+    high = correction(scaling.positive("beta_slow", 1))
+    if scaling.flag("truncate", True):
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0, 1)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    ramp = np.clip((np.arange(half) - low) / (high - low or 0.001), 0, 1)
     return base / factor * ramp + base * (1 - ramp)
 
 
-def _yarn_attention(scaling: Fields) -> float:
+def _yarn_attention(scaling: Fields, factor: float) -> float:
     """YaRN's factor on cos and sin: 0.1 ln(factor) + 1 unless the config gives one."""
-    given = scaling.get("attention_factor")
-    if given is not None:
-        return float(given)
-    factor = scaling.number("factor")
+    if scaling.get("attention_factor") is not None:
+        return scaling.number("attention_factor")
 
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    one, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    one, all_dim = scaling.number("mscale", 0), scaling.number("mscale_all_dim", 0)
     return mscale(one) / mscale(all_dim) if one and all_dim else mscale(1.0)

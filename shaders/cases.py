@@ -1,0 +1,46 @@
+"""The one list of kernel cases, for wgpu-py, for Chromium and for the engines' check at load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from .case_kit import Case
+from .cases_attention import attention_cases, rope_append_cases
+from .cases_linear import (
+    dequantize_cases,
+    embed_cases,
+    expand_cases,
+    linear_float_cases,
+    linear_ternary_cases,
+    linear_ternary_tiled_cases,
+)
+from .cases_rows import glu_cases, norm_cases, quantize_cases
+from .cases_sampling import argmax_cases, sample_cases
+
+_GROUPS = (
+    expand_cases,
+    dequantize_cases,
+    embed_cases,
+    norm_cases,
+    quantize_cases,
+    glu_cases,
+    linear_ternary_cases,
+    linear_ternary_tiled_cases,
+    linear_float_cases,
+    rope_append_cases,
+    attention_cases,
+    argmax_cases,
+    sample_cases,
+)
+
+
+@cache
+def all_cases() -> tuple[Case, ...]:
+    """Every case. Names are unique; the numbers are the same at each call and in each process."""
+    return tuple(_generate())
+
+
+def _generate() -> Iterator[Case]:
+    for group in _GROUPS:
+        yield from group()

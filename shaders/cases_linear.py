@@ -1,0 +1,255 @@
+"""Cases of expand, dequantize, embed and the four linear kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from . import reference
+from .case_kit import (
+    F32,
+    Case,
+    generator,
+    integer_inputs,
+    make_case,
+    piece_symbols,
+    random_integers,
+    random_weight,
+    weight_inputs,
+)
+from .checks import Close, Exact, U
+from .resident import disk_words
+from .weights import WeightTensor
+
+ENCODINGS = ("ternary", "q8", "q4", "f16", "f32")
+
+
+def expand_cases() -> Iterator[Case]:
+    """Sizes around the blocks of 5, 16, 20 and 64 columns, and every byte that encodes five trits."""
+    for rows, columns in (
+        (1, 1), (3, 4), (2, 5), (2, 16), (3, 19), (2, 21), (2, 63), (2, 64), (2, 65), (5, 576), (1, 1215), (2, 1536),
+        (2, 2560), (1, 3200), (1, 6912), (1, 8640),
+    ):  # fmt: skip
+        name = f"expand {rows}x{columns}"
+        weight = random_weight(generator(name), "ternary", rows, columns)
+        if columns == 1215:
+            weight.data[0, :243] = -(-np.arange(243) * 256 // 243)
+        yield make_case(
+            name, {"op": "expand"}, {}, {"packed": disk_words(weight)}, {"codes": reference.expand(weight)}, symbols=piece_symbols(weight)
+        )
+
+
+def dequantize_cases() -> Iterator[Case]:
+    """Every encoding at odd sizes, every code word, every finite half."""
+    for encoding in ENCODINGS:
+        for columns in (1, 61, 576):
+            yield _dequantize(f"dequantize {encoding} 3x{columns}", lambda rng, e=encoding, k=columns: random_weight(rng, e, 3, k))
+    yield _dequantize("dequantize ternary parts", lambda rng: random_weight(rng, "ternary", 6, 65, parts=True))
+    yield _dequantize("dequantize ternary group 64", lambda rng: random_weight(rng, "ternary", 3, 130, group=64))
+    yield _dequantize("dequantize ternary group 128", lambda rng: random_weight(rng, "ternary", 3, 577, group=128))
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)].reshape(62, 1024)
+    yield _dequantize("dequantize every half", lambda rng: WeightTensor("w", "f16", halves.shape, halves))
+    codes = np.tile(np.arange(-128, 128).astype(np.int8), (2, 1))
+    scales = np.full((2, 8), 0.75, dtype=np.float16)
+    yield _dequantize("dequantize every q8", lambda rng: WeightTensor("w", "q8", codes.shape, codes, scales, group=32))
+
+
+def _dequantize(name: str, weight_of) -> Case:
+    weight = weight_of(generator(name))
+    symbols = piece_symbols(weight) | {"T": 1, "multiplier": 1.0}
+    # One product of a small integer and a scale: every device rounds it alike. A device may flush subnormal f32.
+    return make_case(
+        name, {"op": "dequantize"}, {}, weight_inputs(weight), {"y": reference.dequantize(weight)}, symbols=symbols
+    )
+
+
+def embed_cases() -> Iterator[Case]:
+    """Gathering from a whole tensor and from a piece of one; rows of other pieces stay as they are."""
+    for encoding in ENCODINGS:
+        yield _embed(f"embed {encoding}", encoding, 70, 61, [69, 0, 3, 3, 33])
+    yield _embed("embed q8 576", "q8", 64, 576, [63])
+    yield _embed("embed times 12", "q8", 9, 64, [8, 0], multiplier=12.0)
+    yield _embed("embed piece", "q4", 64, 36, [0, 63, 64, 65, 127, 128, 0xFFFFFFFF], first_row=64)
+
+
+def _embed(name: str, encoding: str, rows: int, columns: int, ids: list[int], multiplier: float = 1.0, first_row: int = 0) -> Case:
+    rng = generator(name)
+    weight = random_weight(rng, encoding, rows, columns)
+    old = rng.normal(size=(len(ids), columns)).astype(F32)
+    expected = old.copy()
+    for token, row in enumerate(ids):
+        if first_row <= row < first_row + rows:
+            expected[token] = reference.embed(weight, np.array([row - first_row]), multiplier)[0]
+    inputs = {**weight_inputs(weight), "ids": np.array(ids, dtype=np.uint32), "y": old}
+    return make_case(
+        name,
+        {"op": "embed", "multiplier": multiplier, "out": "y"},
+        {"y": {"dtype": "f32", "shape": ["T", columns]}},
+        inputs,
+        {"y": expected},
+        symbols=piece_symbols(weight, first_row, max(first_row + rows, max(ids[:1]) + 1)),
+        step=(0, len(ids), 1, 0),
+    )
+
+
+def linear_case(
+    name: str,
+    activation: str,
+    encoding: str,
+    rows: int,
+    columns: int,
+    tokens: int,
+    *,
+    group: int = 0,
+    parts: bool = False,
+    powers: bool = False,
+    bias: bool = False,
+    accumulate: bool = False,
+    first_row: int = 0,
+    all_rows: int = 0,
+    workgroup: int = 0,
+    last_rows: bool = False,
+) -> Case:
+    """y = x W^T (+ bias) (+ old y). ``first_row`` and ``all_rows`` make the matrix a piece of a taller one."""
+    rng = generator(name)
+    all_rows = all_rows or rows
+    weight = random_weight(rng, encoding, rows, columns, group=group, parts=parts, powers=powers)
+    inputs = weight_inputs(weight)
+    if activation == "f32":
+        x = rng.normal(size=(tokens, columns)).astype(F32)
+        inputs["x"] = x
+        product, bound, nmse = _float_product(x, weight)
+    else:
+        x = random_integers(rng, activation, tokens, columns, limit=2000 if powers and activation == "a16" else 0)
+        inputs |= integer_inputs(x)
+        product, bound, nmse = _integer_product(x, weight)
+    old = rng.normal(size=(tokens, all_rows)).astype(F32)
+    inside = slice(first_row, first_row + rows)
+    terms = [product]
+    if bias:
+        inputs["bias"] = rng.normal(size=all_rows).astype(F32)
+        terms.append(inputs["bias"][None, inside].astype(np.float64))
+    if accumulate:
+        terms.append(old[:, inside].astype(np.float64))
+    expected = old.copy()
+    expected[:, inside] = sum(terms)
+    exact = activation != "f32" and (not group or powers)
+    if exact and len(terms) == 1:
+        expected[:, inside] = reference.linear(x, weight)
+        check: Exact | Close = Exact()
+    else:
+        # Each addition rounds once; a compiler may contract it with the product before, or not.
+        bounds = np.zeros(old.shape)
+        bounds[:, inside] = bound + 2 * len(terms) * U * sum(np.abs(term) for term in terms)
+        check = Close(bounds, nmse)
+    lead = "R" if last_rows else "T"
+    op = {"op": "linear", "x": "x", "w": "w", "out": "y", "accumulate": accumulate, "bias": "bias" if bias else None}
+    values = {"x": {"dtype": activation, "shape": [lead, columns]}, "y": {"dtype": "f32", "shape": [lead, all_rows]}}
+    return make_case(
+        name,
+        op,
+        values,
+        # Columns of other pieces must keep what they have, so the old values are always given.
+        {**inputs, "y": old},
+        {"y": expected},
+        {"y": check},
+        symbols=piece_symbols(weight, first_row, all_rows) | ({"WORKGROUP": workgroup} if workgroup else {}),
+        step=(3, 5 if last_rows else tokens, tokens, 0),
+    )
+
+
+def _float_product(x: np.ndarray, weight: WeightTensor) -> tuple[np.ndarray, np.ndarray, float]:
+    """(product in f64, bound of each element, bound of the normalised mean squared error).
+
+    A chain of n roundings of sums that never exceed A = sum |w x| errs by n U A at most, and as a random walk by
+    sqrt(n) U A. The longest chain: products and the four terms of a dot (5), the scale (1), then one addition a
+    quad in the tiled kernel; for one token a thread adds every 64th pair of quads (32nd where WORKGROUP is 32)
+    and 4 + 16 partial sums of threads follow.
+    """
+    dense = reference.dequantize(weight).astype(np.float64)
+    product = x.astype(np.float64) @ dense.T
+    magnitude = np.abs(x).astype(np.float64) @ np.abs(dense).T
+    quads = -(-weight.columns // 4)
+    chain = 8 + (quads if len(x) > 1 else -(-quads // 64) + 20)
+    return product, chain * U * magnitude, _walk(chain, magnitude, product)
+
+
+def _integer_product(x: reference.Quantized, weight: WeightTensor) -> tuple[np.ndarray, np.ndarray, float]:
+    """As ``_float_product``; the sums within a block are exact, so the chain is one addition a block."""
+    trits = reference.unpack_trits(weight.data, weight.columns).astype(np.int64)
+    scales = weight.row_scales().astype(np.float64)
+    product = np.zeros((len(x.q), weight.rows))
+    magnitude = product.copy()
+    for first in range(0, weight.columns, 64):
+        columns = slice(first, first + 64)
+        sums = x.q[:, columns].astype(np.int64) @ trits[:, columns].T
+        scaled = sums * (scales[:, first // weight.group] if weight.group else scales)
+        product += scaled
+        magnitude += np.abs(scaled)
+    product, magnitude = product * x.scale[:, None], magnitude * x.scale[:, None]
+    chain = -(-weight.columns // 64) + 24
+    return product, chain * U * magnitude, _walk(chain, magnitude, product)
+
+
+def _walk(chain: int, magnitude: np.ndarray, product: np.ndarray) -> float:
+    return float(chain * U**2 * np.square(magnitude).mean() / max(np.square(product).mean(), 1e-300))
+
+
+def linear_ternary_cases() -> Iterator[Case]:
+    """One token: rows around the four of a workgroup, columns around blocks and threads, scales, bias, sum."""
+    for kind in ("a8", "a16"):
+        for rows, columns in ((1, 1), (3, 20), (4, 63), (5, 64), (7, 65), (8, 130), (9, 576), (6, 1536), (5, 3200)):
+            yield linear_case(f"linear_ternary {kind} {rows}x{columns}", kind, "ternary", rows, columns, 1)
+        for rows, columns in ((5, 2560), (4, 6912), (2, 8640)):
+            yield linear_case(f"linear_ternary {kind} parts {rows}x{columns}", kind, "ternary", rows, columns, 1, parts=True)
+        for group, columns in ((64, 130), (128, 576), (128, 2560), (256, 3200)):
+            title = f"linear_ternary {kind} group {group}"
+            yield linear_case(f"{title} {columns} powers", kind, "ternary", 6, columns, 1, group=group, powers=True)
+            yield linear_case(f"{title} {columns}", kind, "ternary", 7, columns, 1, group=group)
+    yield linear_case("linear_ternary bias", "a8", "ternary", 9, 200, 1, bias=True)
+    yield linear_case("linear_ternary accumulate", "a8", "ternary", 9, 200, 1, accumulate=True)
+    yield linear_case("linear_ternary bias accumulate group", "a16", "ternary", 9, 200, 1, bias=True, accumulate=True, group=64)
+    yield linear_case("linear_ternary piece", "a8", "ternary", 5, 77, 1, first_row=64, all_rows=80, bias=True)
+    for workgroup in (32, 128):
+        yield linear_case(f"linear_ternary {workgroup} threads", "a16", "ternary", 6, 2560, 1, workgroup=workgroup)
+
+
+def linear_ternary_tiled_cases() -> Iterator[Case]:
+    """Several tokens: rows around a workgroup's 64, tokens around its 8, blocks around a round's 4."""
+    for kind in ("a8", "a16"):
+        for rows, columns, tokens in (
+            (1, 1, 2), (63, 64, 7), (64, 65, 8), (65, 255, 9), (3, 257, 17), (5, 130, 9), (66, 576, 2), (5, 1536, 9), (65, 2560, 3), (4, 6912, 2),
+        ):  # fmt: skip
+            yield linear_case(f"tiled {kind} {rows}x{columns} T{tokens}", kind, "ternary", rows, columns, tokens)
+        for group, columns in ((64, 130), (128, 576), (256, 3200)):
+            title = f"tiled {kind} group {group}"
+            yield linear_case(f"{title} powers", kind, "ternary", 65, columns, 9, group=group, powers=True)
+            yield linear_case(title, kind, "ternary", 7, columns, 3, group=group)
+    yield linear_case("tiled parts", "a8", "ternary", 66, 200, 3, parts=True)
+    # One pipeline for three switches: a CPU driver takes seconds for each.
+    yield linear_case("tiled bias accumulate last rows", "a8", "ternary", 9, 200, 3, bias=True, accumulate=True, last_rows=True)
+    yield linear_case("tiled piece", "a8", "ternary", 66, 77, 9, first_row=64, all_rows=140)
+    yield linear_case("tiled 128 threads", "a16", "ternary", 129, 300, 9, workgroup=128)
+
+
+def linear_float_cases() -> Iterator[Case]:
+    """Every encoding by f32 activations, one token and several."""
+    for encoding in ENCODINGS:
+        for rows, columns in ((1, 1), (3, 33), (5, 61), (4, 576), (9, 515)):
+            yield linear_case(f"linear_float {encoding} {rows}x{columns}", "f32", encoding, rows, columns, 1)
+        for rows, columns, tokens in ((1, 3, 2), (63, 127, 7), (65, 129, 9), (5, 576, 17)):
+            yield linear_case(f"float tiled {encoding} {rows}x{columns} T{tokens}", "f32", encoding, rows, columns, tokens)
+    for columns in (2560, 6912):
+        yield linear_case(f"linear_float q8 {columns}", "f32", "q8", 5, columns, 1)
+    for tokens in (1, 3):
+        title = f"linear_float T{tokens}"
+        yield linear_case(f"{title} group 64", "f32", "ternary", 7, 130, tokens, group=64)
+        yield linear_case(f"{title} parts", "f32", "ternary", 9, 100, tokens, parts=True)
+        yield linear_case(f"{title} bias accumulate", "f32", "q4", 9, 100, tokens, bias=True, accumulate=True)
+        yield linear_case(f"{title} piece", "f32", "f16", 7, 36, tokens, first_row=64, all_rows=80, bias=True)
+    yield linear_case("linear_float 32 threads", "f32", "q8", 6, 2560, 1, workgroup=32)
+    yield linear_case("linear_float 128 threads", "f32", "q8", 6, 2560, 1, workgroup=128)
+    yield linear_case("float tiled last rows", "f32", "q8", 9, 70, 3, last_rows=True)
+    yield linear_case("float tiled 128 threads", "f32", "q4", 129, 300, 9, workgroup=128)

@@ -1,0 +1,204 @@
+// norm, quantize, glu: one row of activations -> gate, norm, and f32 or integer activations. ACT, NORM,
+// GAIN and ACTIVATION switch the stages; the steps that are left out cost nothing.
+//
+//   v[i] = x[t, i]                             ACT = 0
+//   v[i] = act(x[t, 0, i]) * x[t, 1, i]        silu g / (1 + exp(-g)), relu2 max(g, 0)^2,
+//                                              gelu_tanh g / (1 + exp(-2 sqrt(2/pi) (g + 0.044715 g^3)))
+//   v[i] = v[i] * (1 / sqrt(mean(v^2) + eps)) * gain[i]                    NORM = 1
+//   ACTIVATION 0 (f32)  y[t, i] = v[i]
+//   ACTIVATION 1 (a8)   m = max(max |v|, 1e-5), q = clamp(round(v * (127 / m)), -128, 127)
+//   ACTIVATION 2 (a16)  q = clamp(round(v * (32639 / m)), -32639, 32639) = 256 * hi + lo, both int8
+//   q_scale[t] = m / 127 or m / 32639; q_sums[t, b] = sum of q over block b of 64
+//   A NaN or infinity in the row goes into q_scale, so that it cannot get lost.
+//
+// x        f32 [X_T, K] or [X_T, 2, K] read    LAST_ROWS: its last R rows are taken
+// gain     f32 [K]                     read    GAIN only
+// y        f32 [T, K]                  write   f32 only
+// q        u32 [T, ceil(K/64), P, 16]  write   integers only; four int8 a word, zero beyond K; P = 2 in a16: hi, lo
+// q_scale  f32 [T]                     write
+// q_sums   i32 [T, ceil(K/64)]         write
+//
+// One workgroup a row. WORKGROUP is a multiple of 16, at most 256.
+
+const SILU: u32 = 1u;
+const RELU2: u32 = 2u;
+const A8: u32 = 1u;
+const A16: u32 = 2u;
+const ABSMAX_FLOOR: f32 = 1e-5;
+const INFINITY_BITS: u32 = 0x7f800000u;
+
+struct Params {
+    k: u32,
+    eps: f32,
+}
+
+override WORKGROUP: u32 = 256;
+override ACT: u32 = 0;
+override NORM: u32 = 1;
+override GAIN: u32 = 1;
+override ACTIVATION: u32 = 0;
+override LAST_ROWS: u32 = 0;
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<uniform> step: vec4<u32>;
+@group(0) @binding(2) var<storage, read> x: array<f32>;
+@group(0) @binding(3) var<storage, read> gain: array<f32>;
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
+@group(0) @binding(5) var<storage, read_write> q: array<u32>;
+@group(0) @binding(6) var<storage, read_write> q_scale: array<f32>;
+@group(0) @binding(7) var<storage, read_write> q_sums: array<i32>;
+
+var<workgroup> squares: array<f32, WORKGROUP>;
+var<workgroup> maxima: array<u32, WORKGROUP>;
+var<workgroup> word_sums: array<i32, 2 * WORKGROUP>;
+
+fn activate(g: f32) -> f32 {
+    if (ACT == RELU2) {
+        let positive = max(g, 0.0);
+        return positive * positive;
+    }
+    var z = g;
+    if (ACT != SILU) {
+        z = 1.5957691216 * (g + 0.044715 * g * g * g);
+    }
+    // Beyond -87 the quotient is zero to f32; the bound keeps exp() finite.
+    return g / (1.0 + exp(min(-z, 87.0)));
+}
+
+// v[i] before the norm.
+fn value(row: u32, i: u32) -> f32 {
+    if (ACT == 0u) {
+        return x[row * params.k + i];
+    }
+    let gate = 2u * row * params.k + i;
+    return activate(x[gate]) * x[gate + params.k];
+}
+
+fn gained(v: f32, i: u32) -> f32 {
+    if (GAIN == 1u) {
+        return v * gain[i];
+    }
+    return v;
+}
+
+struct Totals {
+    squares: f32,
+    max_bits: u32,
+}
+
+// Every thread gets the totals. The largest |v| is taken over bit patterns, where NaN is above infinity.
+fn reduce(thread: u32, sum: f32, max_bits: u32) -> Totals {
+    squares[thread] = sum;
+    maxima[thread] = max_bits;
+    workgroupBarrier();
+    if (thread < 16u) {
+        var s = 0.0;
+        var m = 0u;
+        for (var i = thread; i < WORKGROUP; i += 16u) {
+            s += squares[i];
+            m = max(m, maxima[i]);
+        }
+        squares[thread] = s;
+        maxima[thread] = m;
+    }
+    workgroupBarrier();
+    var totals = Totals(0.0, 0u);
+    for (var i = 0u; i < 16u; i++) {
+        totals.squares += squares[i];
+        totals.max_bits = max(totals.max_bits, maxima[i]);
+    }
+    return totals;
+}
+
+fn integer_limit() -> f32 {
+    return select(127.0, 32639.0, ACTIVATION == A16);
+}
+
+fn integer(row: u32, i: u32, factor: f32, to_integer: f32) -> i32 {
+    if (i >= params.k) {
+        return 0;
+    }
+    let lowest = select(-128.0, -32639.0, ACTIVATION == A16);
+    return i32(clamp(round(gained(value(row, i) * factor, i) * to_integer), lowest, integer_limit()));
+}
+
+fn pack_bytes(v: vec4<i32>) -> u32 {
+    let b = bitcast<vec4<u32>>(v) & vec4<u32>(255u);
+    return b.x | (b.y << 8u) | (b.z << 16u) | (b.w << 24u);
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
+        @builtin(num_workgroups) workgroups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let out_row = workgroup.x + workgroup.y * workgroups.x;
+    var row = out_row;
+    if (LAST_ROWS == 1u) {
+        row += step.y - step.z;
+    }
+    let k = params.k;
+
+    var factor = 1.0;
+    var max_bits = 0u;
+    if (NORM == 1u || ACTIVATION != 0u) {
+        var sum = 0.0;
+        var largest = 0u;
+        for (var i = thread; i < k; i += WORKGROUP) {
+            let v = value(row, i);
+            sum += v * v;
+            largest = max(largest, bitcast<u32>(gained(v, i)) & 0x7fffffffu);
+        }
+        let totals = reduce(thread, sum, largest);
+        max_bits = totals.max_bits;
+        if (NORM == 1u) {
+            factor = inverseSqrt(totals.squares / f32(k) + params.eps);
+        }
+    }
+
+    if (ACTIVATION == 0u) {
+        for (var i = thread; i < k; i += WORKGROUP) {
+            y[out_row * k + i] = gained(value(row, i) * factor, i);
+        }
+        return;
+    }
+
+    let limit = integer_limit();
+    let absmax = max(bitcast<f32>(max_bits) * factor, ABSMAX_FLOOR);
+    let to_integer = limit / absmax;
+    if (thread == 0u) {
+        q_scale[out_row] = select(absmax / limit, bitcast<f32>(max_bits), max_bits >= INFINITY_BITS);
+    }
+    let blocks = (k + 63u) / 64u;
+    let words = blocks * 16u;
+    // The rounds alternate between two halves of word_sums, so one barrier a round is enough.
+    var half = 0u;
+    for (var first = 0u; first < words; first += WORKGROUP) {
+        let word = first + thread;
+        var v = vec4<i32>(0);
+        if (word < words) {
+            let i = word * 4u;
+            v = vec4<i32>(integer(row, i, factor, to_integer), integer(row, i + 1u, factor, to_integer),
+                          integer(row, i + 2u, factor, to_integer), integer(row, i + 3u, factor, to_integer));
+            let block = out_row * blocks + (word >> 4u);
+            if (ACTIVATION == A16) {
+                let low = ((v + 128) & vec4<i32>(255)) - 128;
+                let at = block * 32u + (word & 15u);
+                q[at] = pack_bytes((v - low) >> vec4<u32>(8u));
+                q[at + 16u] = pack_bytes(low);
+            } else {
+                q[block * 16u + (word & 15u)] = pack_bytes(v);
+            }
+        }
+        word_sums[half + thread] = v.x + v.y + v.z + v.w;
+        workgroupBarrier();
+        let block = (first >> 4u) + thread;
+        if (thread < WORKGROUP / 16u && block < blocks) {
+            var sum = 0;
+            for (var i = 0u; i < 16u; i++) {
+                sum += word_sums[half + thread * 16u + i];
+            }
+            q_sums[out_row * blocks + block] = sum;
+        }
+        half = WORKGROUP - half;
+    }
+}

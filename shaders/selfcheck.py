@@ -1,0 +1,147 @@
+"""``selfcheck.json``: the few cases, with what must come out, that an engine runs on a device before it trusts it.
+
+``python -m shaders.selfcheck`` writes the file, ``--check`` fails if it is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .case_kit import Case, from_base64, to_base64
+from .cases import all_cases
+from .checks import Close, Exact
+
+FILE = Path(__file__).parent / "selfcheck.json"
+VERSION = 1
+MOST_BYTES = 150_000
+
+#: At least one case a kernel and main variant; each with numbers on which every device must agree.
+NAMES = (
+    "expand 3x19",
+    "dequantize ternary 3x61",
+    "dequantize q8 3x61",
+    "dequantize q4 3x61",
+    "dequantize f16 3x61",
+    "embed piece",
+    "embed times 12",
+    "norm f32 2x65",
+    "norm a8 strict",
+    "norm a16 strict",
+    "quantize a8 strict",
+    "quantize a16 strict",
+    "glu silu f32",
+    "glu silu strict a8",
+    "glu silu strict a16",
+    "glu relu2 norm strict a8",
+    "glu relu2 norm strict a16",
+    "glu gelu_tanh strict a8",
+    "linear_ternary a8 7x65",
+    "linear_ternary a16 7x65",
+    "linear_ternary a8 group 64 130 powers",
+    "linear_ternary accumulate",
+    "tiled a8 5x130 T9",
+    "tiled a16 5x130 T9",
+    "tiled a8 group 64",
+    "linear_float ternary 5x61",
+    "linear_float q8 5x61",
+    "linear_float q4 5x61",
+    "linear_float f16 5x61",
+    "linear_float f32 5x61",
+    "linear_float T1 bias accumulate",
+    "float tiled q8 1x3 T2",
+    "linear_float T3 bias accumulate",
+    "tiled bias accumulate last rows",
+    "rope_append f32 dyadic",
+    "rope_append f16 dyadic",
+    "rope_append q8 dyadic",
+    "attention f32 2/1x8 at 66",
+    "attention f16 2/1x8 at 66",
+    "attention q8 2/1x8 at 66",
+    "argmax 257",
+    "argmax nan",
+    "sample all 300",
+    "sample top-p 300",
+)
+_DTYPES = {"u32": "<u4", "i32": "<i4", "f32": "<f4"}
+
+
+def build() -> str:
+    """The text of ``selfcheck.json``."""
+    cases = {case.name: case for case in all_cases()}
+    entries = ",\n".join(json.dumps(_entry(cases[name]), sort_keys=True) for name in NAMES)
+    return f'{{"version": {VERSION}, "cases": [\n{entries}\n]}}\n'
+
+
+def _entry(case: Case) -> dict[str, Any]:
+    entry = case.as_json()
+    for name, output in entry["outputs"].items():
+        close = case.checks[name].close()
+        if close is None:
+            raise ValueError(f"case {case.name}: {name} has no single tolerance; choose another case")
+        # Upwards, and short.
+        output["close"] = float(f"{close * 1.01:.2e}")
+    return entry | {"expected": {name: to_base64(data) for name, data in case.expected.items()}}
+
+
+@cache
+def stored_cases() -> tuple[Case, ...]:
+    """The cases of ``selfcheck.json``, ready to be run and checked."""
+    return stored_from(FILE.read_text(encoding="utf-8"))
+
+
+def stored_from(text: str) -> tuple[Case, ...]:
+    """The cases of a text of the file."""
+    return tuple(_case(entry) for entry in json.loads(text)["cases"])
+
+
+def _case(entry: dict[str, Any]) -> Case:
+    inputs = {name: np.frombuffer(base64.b64decode(text), dtype="<u4") for name, text in entry["inputs"].items()}
+    expected, checks = {}, {}
+    for name, output in entry["outputs"].items():
+        like = np.empty(output["shape"], dtype=_DTYPES[output["dtype"]])
+        expected[name] = from_base64(entry["expected"][name], like)
+        checks[name] = Close(output["close"]) if output["close"] else Exact()
+    return Case(entry["name"], entry["kernel"], entry["symbols"], tuple(entry["step"]), inputs, expected, checks)
+
+
+def is_current(stored: str, fresh: str) -> bool:
+    """Whether two texts of the file agree in all but the last bits that NumPy computes differently on another CPU."""
+    documents = [json.loads(stored), json.loads(fresh)]
+    results = [[case.pop("expected") for case in document["cases"]] for document in documents]
+    closes = [
+        [[output.pop("close") for output in case["outputs"].values()] for case in document["cases"]]
+        for document in documents
+    ]
+    if documents[0] != documents[1] or not all(np.allclose(*pair, rtol=0.05, atol=0) for pair in zip(*closes, strict=True)):
+        return False
+    cases = [_case(entry | {"expected": expected}) for entry, expected in zip(json.loads(fresh)["cases"], results[0], strict=True)]
+    return not any(one.problems(other.expected) for one, other in zip(stored_from(fresh), cases, strict=True))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line; exit status 1 if ``--check`` finds another file."""
+    parser = argparse.ArgumentParser(prog="python -m shaders.selfcheck", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    options = parser.parse_args(arguments)
+    text = build()
+    if options.check:
+        if not FILE.is_file() or not is_current(FILE.read_text(encoding="utf-8"), text):
+            print(f"{FILE.name} is out of date; run python -m shaders.selfcheck", file=sys.stderr)
+            return 1
+        print(f"{FILE.name} is current: {len(NAMES)} cases, {len(text):,} bytes")
+        return 0
+    FILE.write_text(text, encoding="utf-8")
+    print(f"wrote {FILE.name}: {len(NAMES)} cases, {len(text):,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

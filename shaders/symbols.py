@@ -1,0 +1,104 @@
+"""The symbols that ``kernels.json`` speaks of, from operations and tensors; and what follows from them.
+
+Symbols that change from step to step are ``T`` (leading dimension of what an operation writes), ``X_T`` (of
+what it reads) and ``R``; no parameter depends on them, so parameter blocks are written once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from .contract import Kernel, constant, document, element_count, evaluate, override_values
+from .weights import WeightTensor
+
+Symbols = dict[str, Any]
+#: Bytes of an element of a binding.
+DTYPE_BYTES = {"u32": 4, "i32": 4, "f32": 4, "vec2<f32>": 8, "vec4<u32>": 16}
+_KV_PER_WORD = {"f32": 1, "f16": 2, "q8": 4}
+_MAX_GROUPS = 65535
+
+
+def weight_symbols(weight: WeightTensor, first_row: int = 0, rows: int | None = None) -> Symbols:
+    """Symbols of rows ``first_row .. first_row + rows - 1`` of a matrix, which lie in buffers of their own."""
+    rows = weight.rows - first_row if rows is None else rows
+    grouped = weight.group > 0
+    scale_words = 0
+    if weight.scales is not None:
+        scale_words = -(-rows * weight.groups // 2) if grouped else rows
+    return {
+        "encoding": weight.encoding,
+        "scale": "group" if grouped else "row",
+        "N": rows,
+        "K": weight.columns,
+        "GROUP": weight.group,
+        "GROUPS": weight.groups,
+        "ROW_WORDS": weight.row_words,
+        "SCALE_WORDS": scale_words,
+        "ROW0": first_row,
+        "OUT_N": weight.rows,
+    }
+
+
+def activation_symbols(dtype: str) -> Symbols:
+    """Symbols of the activations that an operation writes (norm, quantize, glu) or multiplies (linear)."""
+    return {"activation": dtype, "PLANES": 2 if dtype == "a16" else 1}
+
+
+def cache_symbols(kv: str, head_dim: int, capacity: int) -> Symbols:
+    """Symbols of a KV cache of ``capacity`` tokens."""
+    return {"kv": kv, "KV_WORDS": head_dim // _KV_PER_WORD[kv], "S": capacity}
+
+
+def op_symbols(op: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]], kv: str, capacity: int) -> Symbols:
+    """All symbols of an operation but those of its weight and the changing ones.
+
+    values: the program's ``values``.
+    """
+    spec = document()["ops"].get(op["op"], {})  # none for the utilities, which are symbols of a weight alone
+    symbols: Symbols = {"act": op.get("act", "none"), "RING": constant("ring")}
+    symbols |= {name: op.get(name, default) for name, default in spec.get("numbers", {}).items()}
+    symbols |= {name: op[name] for name in spec.get("integers", ())}
+    symbols |= {name: int(op.get(name, False)) for name in spec.get("flags", ())}
+    for name in (*spec.get("vectors", ()), *spec.get("optional_vectors", ())):
+        symbols[f"has_{name}"] = int(op.get(name) is not None)
+    out = values[op["out"]] if "out" in op else None
+    if out:
+        reads = [values[op[name]] for name in spec.get("reads", {})]
+        takes_last = out["shape"][0] == "R" and not (op["op"] != "linear" and reads and reads[0]["shape"][0] == "R")
+        symbols |= {"last_rows": int(takes_last), "K": out["shape"][1]}
+        symbols |= activation_symbols(reads[0]["dtype"] if op["op"] == "linear" else out["dtype"])
+    if "logits" in op:
+        symbols["V"] = values[op["logits"]]["shape"][1]
+    if "kv_heads" in op:
+        all_heads = op["heads"] + 2 * op["kv_heads"]
+        symbols |= {"ALL_HEADS": all_heads, "QKV": all_heads * op["head_dim"]}
+        symbols |= cache_symbols(kv, op["head_dim"], capacity)
+    return symbols
+
+
+def params_bytes(kernel: Kernel, symbols: Mapping[str, Any]) -> bytes:
+    """The parameter block: one u32 or f32 a parameter, at offset 4 x index."""
+    formats = {"u32": "<I", "f32": "<f"}
+    return b"".join(struct.pack(formats[kind], evaluate(dim, symbols)) for _, kind, dim in kernel.params)
+
+
+def constants(kernel: Kernel, symbols: Mapping[str, Any]) -> dict[str, int]:
+    """Override values; a symbol named like a tuned override replaces its default."""
+    chosen = {name: symbols[name] for name in kernel.tuned if name in symbols}
+    return override_values(kernel, symbols) | chosen
+
+
+def binding_bytes(kernel: Kernel, symbols: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of each storage binding."""
+    return {b.name: element_count(b.shape, symbols) * DTYPE_BYTES[b.dtype] for b in kernel.bindings}
+
+
+def workgroups(kernel: Kernel, symbols: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Workgroups to dispatch; more than 65535 along x are folded over x and y."""
+    x, y, z = (int(evaluate(dim, constants(kernel, symbols) | symbols)) for dim in kernel.dispatch)
+    if x > _MAX_GROUPS:
+        y = -(-x // _MAX_GROUPS)
+        x = -(-x // y)
+    return x, y, z

@@ -1,0 +1,242 @@
+"""Weight encodings: every code word, odd sizes, round trips, error bounds, and quality beside gguf's."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from packer import encodings
+from packer.errors import CheckpointError
+from packer.manifest import data_layout
+from shaders.reference import dequantize, unpack_trits
+from shaders.weights import WeightTensor
+
+#: Below, at and above the blocks of 4, 5, 20, 32 and 64, and the sizes of real models.
+SIZES = [1, 2, 3, 4, 5, 6, 19, 20, 21, 31, 32, 33, 63, 64, 65, 576, 1536, 2560, 6912, 3200, 8640]
+ROWS = [1, 2, 3, 5, 20, 21, 65]
+
+
+def decode(encoding: str, data: np.ndarray, scales: np.ndarray | None, columns: int) -> np.ndarray:
+    group = encodings.GROUP if scales is not None else 0
+    return dequantize(WeightTensor("w", encoding, (len(data), columns), data, scales, None, (), group))
+
+
+def round_trip(encoding: str, values: np.ndarray) -> np.ndarray:
+    if encoding in ("q8", "q4"):
+        data, scales = {"q8": encodings.encode_q8, "q4": encodings.encode_q4}[encoding](values)
+        return decode(encoding, data, scales, values.shape[1])
+    data = {"f16": encodings.encode_f16, "f32": encodings.encode_f32}[encoding](values)
+    return decode(encoding, data, None, values.shape[1])
+
+
+def gaussian(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+# --- ternary ------------------------------------------------------------------------------------------------
+
+
+def all_words() -> np.ndarray:
+    """All 243 words of five trits, most significant first, int8 ``[243, 5]``."""
+    return np.stack(np.meshgrid(*[[-1, 0, 1]] * 5, indexing="ij"), axis=-1).reshape(-1, 5).astype(np.int8)
+
+
+def test_every_word_of_five_trits() -> None:
+    words = all_words()
+    packed = encodings.encode_trits(words)
+    assert packed.shape == (243, 4)
+    for number, byte in enumerate(packed[:, 0].tolist()):
+        assert byte == -(-number * 256 // 243)  # ceil(v * 256 / 243), FORMAT.md
+        digits = [(((byte * 3**n) & 255) * 3) >> 8 for n in range(5)]
+        assert digits == [number // 3 ** (4 - n) % 3 for n in range(5)]
+    assert len(set(packed[:, 0].tolist())) == 243
+    assert (packed[:, 1:] == 128).all()  # 128 is the word of five zeros: padding to whole u32 words
+    np.testing.assert_array_equal(unpack_trits(packed, 5), words)
+
+
+@pytest.mark.parametrize("columns", SIZES)
+@pytest.mark.parametrize("rows", [1, 3, 21])
+def test_ternary_round_trip(rows: int, columns: int) -> None:
+    trits = np.random.default_rng(columns).integers(-1, 2, size=(rows, columns)).astype(np.int8)
+    packed = encodings.encode_trits(trits)
+    assert packed.dtype == np.uint8 and packed.shape == (rows, 4 * -(-columns // 20))
+    np.testing.assert_array_equal(unpack_trits(packed, columns), trits)
+    beyond = unpack_trits(packed, packed.shape[1] * 5)[:, columns:]
+    assert not beyond.any()
+
+
+# --- f16 and f32 --------------------------------------------------------------------------------------------
+
+
+def all_finite_halves() -> np.ndarray:
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
+    return halves[np.isfinite(halves)]
+
+
+def test_every_half_comes_back_bit_for_bit() -> None:
+    """Subnormals and the sign of zero too."""
+    halves = all_finite_halves()
+    assert len(halves) == 63488
+    values = halves.astype(np.float32)[None]
+    data = encodings.encode_f16(values)
+    found = decode("f16", data, None, len(halves))
+    np.testing.assert_array_equal(data.view(np.uint16)[0, : len(halves)], halves.view(np.uint16))
+    np.testing.assert_array_equal(found.view(np.uint32), values.view(np.uint32))
+
+
+@pytest.mark.parametrize("columns", SIZES)
+@pytest.mark.parametrize("encoding", ["f16", "f32"])
+def test_float_round_trip(encoding: str, columns: int) -> None:
+    values = gaussian(3, columns)
+    found = round_trip(encoding, values)
+    expected = values.astype(np.float16).astype(np.float32) if encoding == "f16" else values
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_f16_refuses_what_does_not_fit() -> None:
+    np.testing.assert_array_equal(round_trip("f16", np.float32([[65504, -65504]])), [[65504, -65504]])
+    for value in (65505.0, -1e6, 3e38):
+        with pytest.raises(CheckpointError, match="f16"):
+            encodings.encode_f16(np.float32([[0, value]]))
+
+
+# --- q8 and q4 ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("encoding", "low", "high"), [("q8", -127, 127), ("q4", -8, 7)])
+def test_every_code_decodes_to_itself_times_the_scale(encoding: str, low: int, high: int) -> None:
+    """Built by hand, so that the layout is FORMAT.md's and not the encoder's."""
+    codes = np.arange(low, high + 1)
+    codes = np.concatenate([codes, np.zeros(-len(codes) % 32, dtype=int)])
+    scales = np.linspace(0.25, 4, len(codes) // 32).astype(np.float16)[None]
+    if encoding == "q8":
+        data = codes.astype(np.int8)[None]
+    else:
+        pairs = [(codes[2 * j] + 8) | (codes[2 * j + 1] + 8) << 4 for j in range(len(codes) // 2)]
+        data = np.array([pairs], dtype=np.uint8)
+    expected = codes * np.repeat(scales.astype(np.float32), 32)
+    np.testing.assert_array_equal(decode(encoding, data, scales, len(codes))[0], expected)
+
+
+@pytest.mark.parametrize(("encoding", "low", "high"), [("q8", -127, 127), ("q4", -8, 7)])
+def test_decoded_values_are_found_again(encoding: str, low: int, high: int) -> None:
+    """A group that uses the lowest code has one best fit, the one it came from: what a Q8_0 source needs."""
+    random = np.random.default_rng(4)
+    codes = random.integers(low, high + 1, size=(200, 32))
+    codes[np.arange(200), random.integers(0, 32, size=200)] = low
+    scales = (2.0 ** random.integers(-14, 5, size=(200, 1)) * random.uniform(1, 2, (200, 1))).astype(
+        np.float16
+    )
+    values = codes.astype(np.float32) * scales.astype(np.float32)
+    np.testing.assert_array_equal(round_trip(encoding, values), values)
+
+
+@pytest.mark.parametrize("columns", SIZES)
+@pytest.mark.parametrize("encoding", ["q8", "q4"])
+def test_quantized_error_is_within_its_bound(encoding: str, columns: int) -> None:
+    values = gaussian(5, columns, seed=columns) * np.float32([[1], [1e-3], [50], [0], [1e-6]])
+    found = round_trip(encoding, values)
+    padded = np.pad(values, ((0, 0), (0, -columns % 32))).reshape(5, -1, 32)
+    greatest = np.repeat(np.abs(padded).max(axis=-1), 32, axis=1)[:, :columns]
+    # A code is off by at most half a step, and the greatest value by what rounding the scale to f16 costs:
+    # 2^-11 of it, or 2^-25 a code where the scale is subnormal. q4 reaches from -8 to 7: with the greatest at
+    # -8 steps, a value of the other sign as great clips by a whole step. Another scale is taken only if
+    # the sum of squares over the group gets smaller, so that sum is what is bounded.
+    levels, steps = (127, 0.5) if encoding == "q8" else (8, 1.0)
+    bound = greatest * (steps / levels + 2**-11) + levels * 2.0**-25
+    error = np.pad(np.abs(found - values), ((0, 0), (0, -columns % 32))).reshape(5, -1, 32)
+    limit = np.pad(bound, ((0, 0), (0, -columns % 32))).reshape(5, -1, 32)
+    assert (np.square(error).sum(-1) <= np.square(limit).sum(-1) * (1 + 1e-5)).all()
+    assert (found[3] == 0).all()
+
+
+@pytest.mark.parametrize("columns", SIZES)
+def test_padding_columns_are_zero_codes(columns: int) -> None:
+    values = gaussian(2, columns)
+    q8, scales = encodings.encode_q8(values)
+    assert q8.dtype == np.int8 and q8.shape == (2, data_layout("q8", columns)[1])
+    assert scales.dtype == np.float16 and scales.shape == (2, -(-columns // 32))
+    assert not q8[:, columns:].any()
+    q4, scales = encodings.encode_q4(values)
+    assert q4.dtype == np.uint8 and q4.shape == (2, data_layout("q4", columns)[1])
+    nibbles = np.stack([q4 & 15, q4 >> 4], axis=-1).reshape(2, -1)
+    assert (nibbles[:, columns:] == 8).all()
+    for data in (encodings.encode_f16(values), encodings.encode_f32(values)):
+        assert data.shape == (2, -(-columns // 4) * 4) and not data[:, columns:].any()
+
+
+DISTRIBUTIONS = {
+    "gaussian": lambda random: random.standard_normal((64, 256)),
+    "small": lambda random: 1e-3 * random.standard_normal((64, 256)),
+    "tiny": lambda random: 1e-6 * random.standard_normal((64, 256)),
+    "heavy tails": lambda random: random.standard_t(2, (64, 256)),
+    "uniform": lambda random: random.uniform(-1, 1, (64, 256)),
+    "one sign": lambda random: random.uniform(0, 1, (64, 256)),
+    "offset": lambda random: 5 + random.standard_normal((64, 256)),
+    "sparse": lambda random: random.standard_normal((64, 256)) * (random.random((64, 256)) < 0.1),
+    "symmetric extremes": lambda random: np.sign(random.standard_normal((64, 256))),
+    "ternary": lambda random: 0.037 * random.integers(-1, 2, (64, 256)),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(("encoding", "kind"), [("q8", "Q8_0"), ("q4", "Q4_0")])
+def test_quality_is_never_below_that_of_gguf(encoding: str, kind: str, name: str) -> None:
+    """Group by group, since each of ours starts from gguf's scale and keeps a fit only if it is better."""
+    values = DISTRIBUTIONS[name](np.random.default_rng(1)).astype(np.float32)
+    quant = gguf.GGMLQuantizationType[kind]
+    theirs = gguf.quants.dequantize(gguf.quants.quantize(values, quant), quant)
+    assert_no_worse(values, round_trip(encoding, values), theirs)
+
+
+def assert_no_worse(values: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> None:
+    def squares(found: np.ndarray) -> np.ndarray:
+        return np.square(found.astype(np.float64) - values).reshape(-1, 32).sum(axis=-1)
+
+    # The fit compares sums of squares in float32: a part in 10^5 is its noise.
+    assert (squares(ours) <= squares(theirs) * (1 + 1e-5) + 1e-30).all()
+
+
+FLOATS = st.floats(-1000, 1000, width=32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays.arrays(np.float32, (2, 64), elements=FLOATS))
+def test_quality_is_never_below_that_of_gguf_on_any_values(values: np.ndarray) -> None:
+    for encoding, kind in (("q8", "Q8_0"), ("q4", "Q4_0")):
+        quant = gguf.GGMLQuantizationType[kind]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            theirs = gguf.quants.dequantize(gguf.quants.quantize(values, quant), quant)
+        assert_no_worse(values, round_trip(encoding, values), theirs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(np.int8, st.tuples(st.integers(1, 4), st.integers(1, 70)), elements=st.integers(-1, 1)),
+    st.sampled_from(["q8", "q4"]),
+    st.floats(2.0**-10, 100, width=16),
+)
+def test_ternary_values_survive_any_encoding(trits: np.ndarray, encoding: str, scale: float) -> None:
+    """One magnitude a group has an exact code: the greatest times a scale that f16 holds, or nearly."""
+    values = trits.astype(np.float32) * np.float32(scale)
+    np.testing.assert_allclose(round_trip(encoding, values), values, rtol=2**-11)
+
+
+def test_scales_beyond_f16_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="f16"):
+        encodings.encode_q8(np.float32([[1e9]]))
+    with pytest.raises(CheckpointError, match="f16"):
+        encodings.encode_q4(np.float32([[1e9]]))
+
+
+@pytest.mark.parametrize("encoding", ["q8", "q4", "f16", "f32"])
+def test_rows_are_encoded_on_their_own(encoding: str) -> None:
+    """Rows in pieces give the bytes of the whole: what lets large tensors pass through little memory."""
+    values = gaussian(7, 50)
+    whole = round_trip(encoding, values)
+    pieces = [round_trip(encoding, values[start : start + 3]) for start in range(0, 7, 3)]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
