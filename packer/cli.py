@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from . import __version__
 from .cli_export import export_command
@@ -31,9 +32,7 @@ app.command("chat")(chat_command)
 
 @app.command("serve")
 def serve_command(
-    packs: Annotated[
-        Path | None, typer.Option(help="Folder with packs; the default model's if left out.")
-    ] = None,
+    packs: Annotated[Path | None, typer.Option(help="Folder with packs; the default model's if left out.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -60,18 +59,15 @@ def _common(
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line; a PackerError becomes one message and exit status 1, Ctrl-C status 130."""
+    """Run the command line; an error that a person can act on becomes one message and exit status 1."""
     try:
         app(arguments)
     except PackerError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {_plain(error)}", highlight=False)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped; nothing half-written was left behind")
-        sys.exit(130)
+        _fail(str(error))
+    except OSError as error:  # a file that cannot be read or written, wherever that shows
+        _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
 
 
-def _plain(error: PackerError) -> str:
-    from rich.markup import escape
-
-    return escape(str(error))
+def _fail(message: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+    sys.exit(1)

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .export import ExportOptions, ExportResult, TensorReport, export
+from .export import ExportOptions, ExportResult, export
+from .tensors import TensorReport
 
 
 class Activations(StrEnum):
@@ -40,24 +42,18 @@ class Linears(StrEnum):
 def export_command(
     source: Annotated[Path, typer.Argument(help="Checkpoint folder (safetensors) or GGUF file.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to create.")],
-    name: Annotated[
-        str | None, typer.Option(help="Name shown to people; the source's name if left out.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name shown to people; the source's name if left out.")] = None,
     description: Annotated[str, typer.Option(help="One sentence shown with the name.")] = "",
     activations: Annotated[
         Activations | None,
         typer.Option(help="Activations of ternary products: a8 as BitNet trains, a16 near float, f32 float."),
     ] = None,
-    embedding: Annotated[
-        Embedding, typer.Option(help="Encoding of the embedding and the output head.")
-    ] = Embedding.q8,
+    embedding: Annotated[Embedding, typer.Option(help="Encoding of the embedding and the output head.")] = Embedding.q8,
     linears: Annotated[
         Linears | None, typer.Option(help="Accept linears that are not ternary, in this encoding.")
     ] = None,
     shard_size: Annotated[int, typer.Option(help="Largest shard in MiB.", min=1, max=63)] = 32,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder with tokenizer.json, if the source has none.")
-    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, if the source has none.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the pack in --out.")] = False,
 ) -> None:
     """Turn a checkpoint into a pack."""
@@ -71,6 +67,15 @@ def export_command(
         force=force,
         tokenizer=tokenizer,
     )
+    try:
+        result = _export(source, out, options)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped; nothing half-written was left behind")
+        raise typer.Exit(130) from None
+    _summary(result)
+
+
+def _export(source: Path, out: Path, options: ExportOptions) -> ExportResult:
     with Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(),
@@ -82,19 +87,15 @@ def export_command(
         transient=True,
     ) as bar:
         task = bar.add_task("reading", total=None)
-        result = export(
-            source,
-            out,
-            options,
-            lambda tensor, done, total: bar.update(
-                task, description=tensor or "finishing", completed=done, total=total
-            ),
-        )
-    _summary(result)
+
+        def show(tensor: str, done: int, total: int) -> None:
+            bar.update(task, description=tensor or "finishing", completed=done, total=total)
+
+        return export(source, out, options, show)
 
 
 def _summary(result: ExportResult) -> None:
-    table = Table(title=f"{result.manifest['name']}: {result.path}", title_justify="left")
+    table = Table(title=escape(f"{result.manifest['name']}: {result.path}"), title_justify="left")
     for column in ("part", "encoding"):
         table.add_column(column)
     for column in ("tensors", "weights", "MB", "bits a weight", "weight error"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,13 +13,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from shaders.sampling import Sampling
 
 from .cli_inspect import PackArgument
 from .errors import PackerError
 from .pack import Pack
-from .runner import Model, fit_context, load_model
+from .runner import Model, answer_tokens, fit_context, load_model
 from .text import ChatText
 
 
@@ -55,9 +57,7 @@ def generate_command(
     prompt: Annotated[str | None, typer.Option(help="One message of a person.")] = None,
     messages: Annotated[Path | None, typer.Option(help="JSON file: list of {role, content}.")] = None,
     ids: Annotated[Path | None, typer.Option(help="JSON file: list of token ids.")] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue --prompt as plain text, without chat template.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue --prompt as plain text, without chat template.")] = False,
     backend: Annotated[Backend, typer.Option(help="GPU through wgpu, or NumPy.")] = Backend.native,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the most probable token.")] = False,
     temperature: Temperature = 0.7,
@@ -83,10 +83,10 @@ def generate_command(
     generated, steps = [], []
     stream = text.stream()
     room = min(max_tokens, capacity - len(prompt_ids))
-    for token, logits in model.generate(prompt_ids, options, room, pack.eos_ids):
+    for token, logits in answer_tokens(pack, model, prompt_ids, options, room):
         generated.append(token)
         if as_json:
-            steps.append({"top5": _top5(logits)})
+            steps.append({"top5": [] if logits is None else _top5(logits)})
         elif token not in pack.eos_ids:
             typer.echo(stream.push(token), nl=False)
     if not as_json:
@@ -112,9 +112,7 @@ def _top5(logits: np.ndarray) -> list[list[Any]]:
     return [[int(token), float(logits[token])] for token in best]
 
 
-def _prompt_ids(
-    text: ChatText, prompt: str | None, messages: Path | None, ids: Path | None, raw: bool
-) -> list[int]:
+def _prompt_ids(text: ChatText, prompt: str | None, messages: Path | None, ids: Path | None, raw: bool) -> list[int]:
     if sum(given is not None for given in (prompt, messages, ids)) != 1:
         raise PackerError("give exactly one of --prompt, --messages and --ids")
     if ids is not None:
@@ -128,9 +126,7 @@ def _prompt_ids(
 
 
 def _is_message(item: Any) -> bool:
-    return (
-        isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
-    )
+    return isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
 
 
 def _json_list(path: Path, what: str, check: Any) -> list:
@@ -138,20 +134,16 @@ def _json_list(path: Path, what: str, check: Any) -> list:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PackerError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PackerError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(value, list) or not all(check(item) for item in value):
         raise PackerError(f"{path}: expected a JSON list of {what}")
     return value
 
 
-def _sampling(
-    temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int | None
-) -> Sampling:
+def _sampling(temperature: float, top_k: int, top_p: float, min_p: float, penalty: float, seed: int | None) -> Sampling:
     try:
-        return Sampling(
-            temperature, top_k, top_p, min_p, penalty, secrets.randbits(32) if seed is None else seed
-        )
+        return Sampling(temperature, top_k, top_p, min_p, penalty, secrets.randbits(32) if seed is None else seed)
     except ValueError as error:
         raise PackerError(str(error)) from None
 
@@ -175,10 +167,10 @@ def chat_command(
     options = _sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     capacity = min(context or pack.manifest["context_length"], pack.manifest["context_length"])
     console = Console()
-    with console.status(f"loading {pack.manifest['name']}"):
+    with console.status(f"loading {escape(pack.manifest['name'])}"):
         model = load_model(pack, backend.value, capacity, kv.value)
     console.print(
-        f"[bold]{pack.manifest['name']}[/], context {capacity} tokens. Empty line ends, /new starts over.",
+        f"[bold]{escape(pack.manifest['name'])}[/], context {capacity} tokens. Empty line ends, /new starts over.",
         highlight=False,
     )
     _Conversation(pack, ChatText(pack), model, options, system, max_tokens, console).run()
@@ -223,9 +215,7 @@ class _Conversation:
         room = self.model.capacity - len(ids)
         if room <= 0:
             self.messages.pop()
-            self.console.print(
-                f"[yellow]the context of {self.model.capacity} tokens is full; /new starts over[/]"
-            )
+            self.console.print(f"[yellow]the context of {self.model.capacity} tokens is full; /new starts over[/]")
             return
         answer = self._answer(ids, min(self.max_tokens, room))
         self.messages.append({"role": "assistant", "content": answer})
@@ -237,9 +227,7 @@ class _Conversation:
         first = None
         generated: list[int] = []
         try:
-            for token, _ in self.model.generate(
-                ids[shared:], self.options, room, self.pack.eos_ids, history=ids[:shared]
-            ):
+            for token in self._tokens(ids, shared, room):
                 first = first or time.monotonic()
                 generated.append(token)
                 if token not in self.pack.eos_ids:
@@ -253,10 +241,13 @@ class _Conversation:
         self.cached = (ids + generated)[: self.model.position]
         seconds = time.monotonic() - (first or started)
         rate = f"{(count - 1) / seconds:.0f} tok/s, " if count > 1 and seconds > 0 else ""
-        self.console.print(
-            f"[dim]{rate}{len(ids) + count} of {self.model.capacity} tokens[/]", highlight=False
-        )
+        self.console.print(f"[dim]{rate}{len(ids) + count} of {self.model.capacity} tokens[/]", highlight=False)
         return "".join(parts)
+
+    def _tokens(self, ids: list[int], cached: int, room: int) -> Iterator[int]:
+        fresh, history = ids[cached:], ids[:cached]
+        for token, _ in answer_tokens(self.pack, self.model, fresh, self.options, room, history):
+            yield token
 
 
 def _common_prefix(one: list[int], other: list[int]) -> int:

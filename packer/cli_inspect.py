@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -33,7 +34,7 @@ def inspect_command(
     if as_json:
         typer.echo(json.dumps(facts, indent=1, ensure_ascii=False))
         return
-    table = Table(show_header=False, title=facts["name"], title_justify="left")
+    table = Table(show_header=False, title=escape(facts["name"]), title_justify="left")
     for field in (
         "family",
         "license",
@@ -50,18 +51,14 @@ def inspect_command(
         "encodings",
         "operations",
     ):
-        table.add_row(field.replace("_", " "), _readable(field, facts[field]))
+        table.add_row(field.replace("_", " "), escape(_readable(field, facts[field])))
     Console().print(table)
 
 
 def _facts(pack: Pack) -> dict[str, Any]:
     """The manifest without hashes, and counts of encodings and operations."""
     manifest = pack.manifest
-    plain = {
-        key: value
-        for key, value in manifest.items()
-        if key not in ("shards", "files", "tensors", "chunk_bytes")
-    }
+    plain = {key: value for key, value in manifest.items() if key not in ("shards", "files", "tensors", "chunk_bytes")}
     operations = Counter(op["op"] for op in pack.program["body"] + pack.program["logits"])
     return {
         **plain,
@@ -105,4 +102,5 @@ def verify_command(path: PackArgument) -> None:
     Console().print(
         f"{path}: sound; {count} files, {len(pack.entries)} tensors, {pack.total_bytes / 1e6:.1f} MB",
         highlight=False,
+        markup=False,
     )

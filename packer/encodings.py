@@ -27,7 +27,8 @@ def encode_trits(trits: np.ndarray) -> np.ndarray:
     """Trits int8 ``[N, K]`` to base-3 bytes ``[N, 4*ceil(K/20)]``: byte = ceil(v * 256 / 243)."""
     codes = pad_columns(trits + np.int8(1), 20, fill=1).astype(np.uint16)
     numbers = (codes.reshape(len(trits), -1, 5) * _POWERS).sum(axis=-1, dtype=np.uint16)
-    return ((numbers.astype(np.uint32) * 256 + 242) // 243).astype(np.uint8)
+    packed: np.ndarray = ((numbers.astype(np.uint32) * 256 + 242) // 243).astype(np.uint8)
+    return packed
 
 
 def encode_q8(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -47,9 +48,7 @@ def encode_f16(values: np.ndarray) -> np.ndarray:
     """f32 ``[N, K]`` to f16 ``[N, 4*ceil(K/4)]``. Raises CheckpointError beyond the f16 range."""
     greatest = float(np.abs(values).max(initial=0))
     if greatest > F16_MAX:
-        raise CheckpointError(
-            f"a weight of {greatest:.6g} does not fit f16 (at most {F16_MAX:.0f}); use q8 or q4"
-        )
+        raise CheckpointError(f"a weight of {greatest:.6g} does not fit f16 (at most {F16_MAX:.0f}); use q8 or q4")
     return pad_columns(values, 4).astype(np.float16)
 
 
@@ -75,14 +74,17 @@ def _quantize(groups: np.ndarray, scales: np.ndarray, low: int, high: int) -> np
     """Nearest codes for f16 scales ``[N, G]``; a scale of 0 gives code 0."""
     wide = scales.astype(np.float32)[..., None]
     ratio = np.divide(groups, wide, out=np.zeros_like(groups), where=wide != 0)
-    return np.clip(np.rint(ratio), low, high).astype(np.int8)
+    codes: np.ndarray = np.clip(np.rint(ratio), low, high).astype(np.int8)
+    return codes
 
 
 def _least_squares(groups: np.ndarray, q: np.ndarray, fallback: np.ndarray) -> np.ndarray:
     """Scales f32 ``[N, G]`` that minimise the squared error for given codes: sum(w q) / sum(q q)."""
     codes = q.astype(np.float32)
     square = (codes * codes).sum(axis=-1)
-    return np.divide((groups * codes).sum(axis=-1), square, out=fallback.astype(np.float32), where=square > 0)
+    best: np.ndarray = fallback.astype(np.float32)
+    np.divide((groups * codes).sum(axis=-1), square, out=best, where=square > 0)
+    return best
 
 
 def _fit(groups: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,9 +112,6 @@ def _fit_q4(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _better(groups: np.ndarray, one: tuple, other: tuple) -> tuple[np.ndarray, np.ndarray]:
     """Group by group the fit with the smaller squared error; the first one on a tie."""
-    errors = [
-        np.square(groups - q * scales.astype(np.float32)[..., None]).sum(axis=-1)
-        for q, scales in (one, other)
-    ]
+    errors = [np.square(groups - q * scales.astype(np.float32)[..., None]).sum(axis=-1) for q, scales in (one, other)]
     take = errors[1] < errors[0]
     return np.where(take[..., None], other[0], one[0]), np.where(take, other[1], one[1])

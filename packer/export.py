@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,16 @@ import numpy as np
 
 from shaders.weights import WeightTensor
 
-from . import __version__, encodings
+from . import __version__
 from .checkpoints import Checkpoint, open_checkpoint
 from .checkpoints.huggingface import json_bytes
 from .errors import CheckpointError, PackerError
-from .linears import BitNetScheme, bitnet_scheme, read_rows, read_ternary
-from .manifest import TensorEntry, data_layout
+from .linears import BitNetScheme, bitnet_scheme, read_ternary
+from .manifest import TensorEntry
 from .models import Matrix, Vector, build_model
-from .ternarize import Ternary
+from .tensors import TensorEncoder, TensorReport, row_bytes
 from .tokens import special_ids
-from .writer import PackWriter
-
-#: Rows are encoded in pieces of about this many bytes of float32, so that large tensors need little memory.
-PIECE_BYTES = 16 << 20
+from .writer import PackWriter, check_target
 
 #: Called before each tensor with its name, its number and the count of tensors.
 Progress = Callable[[str, int, int], None]
@@ -47,19 +43,6 @@ class ExportOptions:
 
 
 @dataclass
-class TensorReport:
-    """What happened to one tensor. error: relative RMS error of the stored values; exact: no value changed."""
-
-    name: str
-    encoding: str
-    weights: int
-    bytes: int
-    exact: bool
-    error: float
-    zeros: float | None = None
-
-
-@dataclass
 class ExportResult:
     """Summary of an export. bytes: all files of the pack."""
 
@@ -70,13 +53,11 @@ class ExportResult:
     bytes: int = 0
 
 
-def export(
-    source: Path, target: Path, options: ExportOptions, progress: Progress = lambda *_: None
-) -> ExportResult:
+def export(source: Path, target: Path, options: ExportOptions, progress: Progress = lambda *_: None) -> ExportResult:
     """Write a pack from a checkpoint. Raises PackerError (also CheckpointError); then the target is as before."""
     started = time.monotonic()
+    check_target(target, force=options.force)  # before the source is read, which may take long
     checkpoint = open_checkpoint(source, options.tokenizer)
-    _check_space(target)
     writer = PackWriter(target, options.shard_mib << 20, force=options.force)
     try:
         result = _Exporter(checkpoint, writer, options).run(progress)
@@ -84,17 +65,8 @@ def export(
         writer.abandon()
         raise
     result.seconds = time.monotonic() - started
-    result.bytes = sum(file.stat().st_size for file in target.iterdir())
+    result.bytes = sum(file.stat().st_size for file in result.path.iterdir())
     return result
-
-
-def _check_space(target: Path) -> None:
-    parent = next(folder for folder in target.absolute().parents if folder.exists())
-    free = shutil.disk_usage(parent).free
-    if free < 64 << 20:
-        raise PackerError(
-            f"{parent}: {free >> 20} MiB free, expected at least 64 MiB; make room or choose another --out"
-        )
 
 
 class _Exporter:
@@ -105,15 +77,17 @@ class _Exporter:
         self.checkpoint, self.writer, self.options = checkpoint, writer, options
         self.model = build_model(config, checkpoint.path, checkpoint.names())
         self.scheme: BitNetScheme | None = bitnet_scheme(config, f"{checkpoint.path}: config")
-        self.reports: list[TensorReport] = []
+        self.encoder = TensorEncoder(checkpoint, writer)
 
     def run(self, progress: Progress) -> ExportResult:
+        self._check_names()
+        self._check_space()
         special = special_ids(self.checkpoint.info, self.model.vocabulary, self.checkpoint.path)
         tensors = self.model.tensors()
         for index, tensor in enumerate(tensors):
             progress(tensor.name, index, len(tensors))
             if isinstance(tensor, Vector):
-                self._vector(tensor)
+                self.encoder.vector(tensor)
             else:
                 self._matrix(tensor)
         progress("", len(tensors), len(tensors))
@@ -123,7 +97,7 @@ class _Exporter:
         program = self.model.program(encodings_used, activations)
         manifest = self._manifest(activations, special)
         self.writer.finish(manifest, program, self._files(manifest))
-        return ExportResult(self.writer.target, manifest, self.reports)
+        return ExportResult(self.writer.target, manifest, self.encoder.reports)
 
     def _activations(self, encodings_used: Mapping[str, str]) -> str:
         if "ternary" not in encodings_used.values():
@@ -135,18 +109,9 @@ class _Exporter:
             return "f32"
         return self.options.activations or ("a8" if self.scheme is not None else "a16")
 
-    def _vector(self, vector: Vector) -> None:
-        values = np.concatenate(
-            [read_rows(self.checkpoint, name, (length,), 0, length) for name, length in vector.sources]
-        )
-        self.writer.add(f"{vector.name}.data.0", values)
-        entry = TensorEntry(vector.name, "f32", (vector.length,), None, (), 0, (1,))
-        self.writer.entries[vector.name] = entry
-        self.reports.append(TensorReport(vector.name, "f32", vector.length, values.nbytes, True, 0.0))
-
     def _matrix(self, matrix: Matrix) -> None:
         if matrix.is_embedding:
-            self._float_matrix(matrix, self.options.embedding)
+            self.encoder.floats(matrix, self.options.embedding, [None] * len(matrix.sources))
             return
         parts = []
         for name, rows in matrix.sources:
@@ -156,102 +121,51 @@ class _Exporter:
             parts.append(part)
         ternary = [part for part in parts if part is not None]
         if len(ternary) == len(parts):
-            self._ternary_matrix(matrix, ternary)
+            self.encoder.ternary(matrix, ternary)
         else:
-            self._float_matrix(matrix, str(self.options.linears))
+            self.encoder.floats(matrix, str(self.options.linears), parts)
 
-    def _ternary_matrix(self, matrix: Matrix, parts: list[Ternary]) -> None:
-        kind, group, scales = _merge_scales(matrix, parts)
-        slices = self._slices(matrix, "ternary")
-        entry = TensorEntry(
-            matrix.name,
-            "ternary",
-            (matrix.rows, matrix.columns),
-            kind,
-            tuple(rows for _, rows in matrix.sources) if kind == "parts" else (),
-            group,
-            slices,
-        )
-        trits = np.concatenate([part.trits for part in parts])
-        size = scales.nbytes
-        for index, (start, stop) in enumerate(_spans(slices)):
-            packed = encodings.encode_trits(trits[start:stop])
-            size += packed.nbytes
-            self.writer.add(f"{matrix.name}.data.{index}", packed)
-            if kind != "parts":
-                self.writer.add(f"{matrix.name}.scale.{index}", scales[start:stop])
-        if kind == "parts":
-            self.writer.add(f"{matrix.name}.scale", scales)
-        self.writer.entries[matrix.name] = entry
-        zeros = float((trits == 0).mean())
-        self.reports.append(TensorReport(matrix.name, "ternary", trits.size, size, True, 0.0, zeros))
-
-    def _float_matrix(self, matrix: Matrix, encoding: str) -> None:
-        slices = self._slices(matrix, encoding)
-        group = encodings.GROUP if encoding in ("q8", "q4") else 0
-        shape = (matrix.rows, matrix.columns)
-        self.writer.entries[matrix.name] = TensorEntry(matrix.name, encoding, shape, None, (), group, slices)
-        size, squares, errors = 0, 0.0, 0.0
-        for index, (start, stop) in enumerate(_spans(slices)):
-            data, scales, square, error = self._encode_rows(matrix, encoding, start, stop)
-            self.writer.add(f"{matrix.name}.data.{index}", data)
-            if scales is not None:
-                self.writer.add(f"{matrix.name}.scale.{index}", scales)
-            size += data.nbytes + (0 if scales is None else scales.nbytes)
-            squares, errors = squares + square, errors + error
-        relative = float(np.sqrt(errors / squares)) if squares else 0.0
-        weights = matrix.rows * matrix.columns
-        self.reports.append(TensorReport(matrix.name, encoding, weights, size, errors == 0, relative))
-
-    def _encode_rows(self, matrix: Matrix, encoding: str, start: int, stop: int):
-        """Encoded rows, their scales, and sums of squares of the values and of the errors."""
-        data, scales, square, error = [], [], 0.0, 0.0
-        for values in self._float_rows(matrix, start, stop):
-            encoded, scale = _encode(values, encoding, self.checkpoint.path, matrix.name)
-            data.append(encoded)
-            scales.append(scale)
-            square += float(np.square(values, dtype=np.float64).sum())
-            error += float(
-                np.square(values - _decoded(encoded, scale, encoding, values.shape), dtype=np.float64).sum()
+    def _check_names(self) -> None:
+        """Every tensor of the model must be there, and every tensor that is there must have its place in the model."""
+        path, present = self.checkpoint.path, set(self.checkpoint.names())
+        wanted = {name for tensor in self.model.tensors() for name, _ in tensor.sources}
+        missing = sorted(wanted - present)
+        if missing:
+            raise CheckpointError(
+                f"{path}: tensor {missing[0]} is missing ({len(missing)} of {len(wanted)} are); "
+                "the checkpoint is incomplete"
             )
-        return np.concatenate(data), None if scales[0] is None else np.concatenate(scales), square, error
+        scales = {f"{name}_scale" for name in wanted if self.checkpoint.is_packed(name)}
+        tied = {"lm_head.weight"} if self.model.tied else set()
+        extra = sorted(name for name in present - wanted - scales - tied if not name.endswith(".rotary_emb.inv_freq"))
+        if extra:
+            raise CheckpointError(
+                f"{path}: tensor {extra[0]} has no place in a {self.model.family} model of this config "
+                f"({len(extra)} such); packing without it would give a model that computes something else"
+            )
 
-    def _float_rows(self, matrix: Matrix, start: int, stop: int) -> Iterator[np.ndarray]:
-        """Float rows ``start:stop`` of the stacked sources in pieces; ternary sources are multiplied out."""
-        step = max(1, PIECE_BYTES // (4 * matrix.columns))
-        base = 0
-        for name, rows in matrix.sources:
-            for first in range(max(start, base), min(stop, base + rows), step):
-                last = min(first + step, stop, base + rows)
-                yield self._rows_of(name, rows, matrix.columns, first - base, last - base)
-            base += rows
-
-    def _rows_of(self, name: str, rows: int, columns: int, start: int, stop: int) -> np.ndarray:
-        if self.checkpoint.is_packed(name) or (
-            self.scheme is not None and self.scheme.online and ".layers." in name
-        ):
-            part = read_ternary(self.checkpoint, name, (rows, columns), self.scheme)
-            assert part is not None
-            return part.trits[start:stop].astype(np.float32) * part.scales
-        return read_rows(self.checkpoint, name, (rows, columns), start, stop)
-
-    def _slices(self, matrix: Matrix, encoding: str) -> tuple[int, ...]:
-        """Rows of each slice: as many as a shard holds, in multiples of 64."""
-        dtype, width = data_layout(encoding, matrix.columns)
-        row_bytes = (
-            width * {"U8": 1, "I8": 1, "F16": 2, "F32": 4}[dtype] + 2 * matrix.columns // encodings.GROUP + 4
-        )
-        most = max(64, (self.options.shard_mib << 20) // row_bytes // 64 * 64)
-        full, rest = divmod(matrix.rows, most)
-        return (most,) * full + ((rest,) if rest else ())
+    def _check_space(self) -> None:
+        """Refuse at once if not even the smallest pack fits the disk."""
+        needed = 0
+        for tensor in self.model.tensors():
+            if isinstance(tensor, Matrix):
+                encoding = self.options.embedding if tensor.is_embedding else "ternary"
+                needed += tensor.rows * row_bytes(encoding, tensor.columns)
+        folder = self.writer.target.parent
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            raise PackerError(
+                f"{folder}: {free / 1e6:.1f} MB free, expected at least {needed / 1e6:.1f} MB for the pack; "
+                "make room or choose another --out"
+            )
 
     def _manifest(self, activations: str, special: Mapping[str, Any]) -> dict[str, Any]:
         model, info = self.model, self.checkpoint.info
-        weights = sum(report.weights for report in self.reports)
-        ternary = [report for report in self.reports if report.encoding == "ternary"]
-        lossless = all(report.exact for report in self.reports)
+        weights = sum(report.weights for report in self.encoder.reports)
+        ternary = [report for report in self.encoder.reports if report.encoding == "ternary"]
+        lossless = all(report.exact for report in self.encoder.reports)
         return {
-            "name": self.options.name or self.checkpoint.path.stem,
+            "name": self.options.name or _name(self.checkpoint.path),
             "description": self.options.description,
             "license": info.license,
             "family": model.family,
@@ -277,14 +191,19 @@ class _Exporter:
                 "embedding": self.options.embedding,
                 "linears": self.options.linears,
             },
-            "tensors": [vars(item) for item in self.reports],
+            "tensors": [vars(item) for item in self.encoder.reports],
         }
         return {
             "tokenizer.json": info.tokenizer.tokenizer,
             "tokenizer_config.json": info.tokenizer.config,
-            "report.json": json_bytes(json.loads(json.dumps(report))),
+            "report.json": json_bytes(report),
             **info.notices,
         }
+
+
+def _name(source: Path) -> str:
+    whole = source.resolve()
+    return whole.stem if whole.is_file() else whole.name  # a folder's name may well hold a dot: "…-1.58bit"
 
 
 def _bits(reports: list[TensorReport]) -> float:
@@ -298,47 +217,6 @@ def _resident_bytes(entry: TensorEntry) -> int:
         entry.name, entry.encoding, entry.shape, np.empty(0), scales, entry.scale, entry.parts, entry.group
     )
     return stand_in.resident_bytes
-
-
-def _spans(slices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for rows in slices:
-        yield start, start + rows
-        start += rows
-
-
-def _merge_scales(matrix: Matrix, parts: list[Ternary]) -> tuple[str, int, np.ndarray]:
-    """(scale kind, group, scales) of stacked parts; parts of different kinds fall back to one scale a row."""
-    kinds = {(part.scale_kind, part.group) for part in parts}
-    if len(kinds) == 1:
-        kind, group = kinds.pop()
-        return kind, group, np.concatenate([part.scales for part in parts])
-    if any(part.scale_kind == "group" for part in parts):
-        raise CheckpointError(
-            f"tensor {matrix.name}: its parts have scales of different kinds {sorted(kinds)}; not supported"
-        )
-    rows = [np.broadcast_to(part.scales, (len(part.trits),)) for part in parts]
-    return "row", 0, np.concatenate(rows)
-
-
-def _encode(values: np.ndarray, encoding: str, path: Path, name: str) -> tuple[np.ndarray, np.ndarray | None]:
-    try:
-        if encoding == "q8":
-            return encodings.encode_q8(values)
-        if encoding == "q4":
-            return encodings.encode_q4(values)
-        return (encodings.encode_f16 if encoding == "f16" else encodings.encode_f32)(values), None
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: tensor {name}: {error}") from None
-
-
-def _decoded(
-    data: np.ndarray, scales: np.ndarray | None, encoding: str, shape: tuple[int, ...]
-) -> np.ndarray:
-    from shaders.reference import dequantize
-
-    group = encodings.GROUP if scales is not None else 0
-    return dequantize(WeightTensor("", encoding, shape, data, scales, None, (), group))
 
 
 def _not_ternary(path: Path, name: str) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from shaders.contract import quotient_up
+
 from .checkpoints import Checkpoint
 from .errors import CheckpointError
 from .ternarize import Ternary, detect, from_master, unpack_bitnet
+
+#: Rows are read in pieces of about this many bytes of float32, so that large tensors need little memory.
+PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,12 @@ def bitnet_scheme(config: Mapping[str, Any], where: str) -> BitNetScheme | None:
     if quantization is None:
         return None
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-    if method != "bitnet":
+    if not isinstance(quantization, Mapping) or method != "bitnet":
         raise CheckpointError(f"{where}: quantization_config: quant_method is {method!r}, expected 'bitnet'")
     if quantization.get("use_rms_norm"):
         raise CheckpointError(
-            f"{where}: quantization_config: use_rms_norm is true, which is not supported: it adds a norm before each linear"
+            f"{where}: quantization_config: use_rms_norm is true, which is not supported: "
+            "it adds a norm before each linear"
         )
     kind = quantization.get("linear_class", "bitlinear")
     mode = quantization.get("quantization_mode", "offline")
@@ -56,11 +62,9 @@ def read_ternary(
     """
     if checkpoint.is_packed(name):
         return _read_packed(checkpoint, name, shape, scheme)
-    _check_shape(checkpoint, name, shape)
-    weight = checkpoint.rows(name)
     if scheme is not None and scheme.online:
-        return from_master(weight)
-    found = detect(weight)
+        return from_master(lambda: read_pieces(checkpoint, name, shape, 0, shape[0]))
+    found = detect(read_pieces(checkpoint, name, shape, 0, shape[0]))
     if found is None and scheme is not None:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {name}: the config says packed BitNet weights, found floats that are not "
@@ -69,16 +73,14 @@ def read_ternary(
     return found
 
 
-def _read_packed(
-    checkpoint: Checkpoint, name: str, shape: tuple[int, int], scheme: BitNetScheme | None
-) -> Ternary:
+def _read_packed(checkpoint: Checkpoint, name: str, shape: tuple[int, int], scheme: BitNetScheme | None) -> Ternary:
     if scheme is None or scheme.online:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {name} holds packed bytes, but the config describes none; "
             "quantization_config must say what they mean"
         )
     rows, columns = shape
-    expected = (-(-rows // 4), columns)
+    expected = (quotient_up(rows, 4), columns)
     if checkpoint.shape(name) != expected:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {name} has shape {list(checkpoint.shape(name))}, expected {list(expected)} "
@@ -86,28 +88,41 @@ def _read_packed(
         )
     scale_name = f"{name}_scale"
     stored = checkpoint.rows(scale_name).reshape(-1)
-    if stored.size != 1 or not stored[0] > 0:
+    with np.errstate(all="ignore"):
+        scale = np.float32(1) / stored if scheme.divide else stored
+    if stored.dtype != np.float32 or stored.size != 1 or not 0 < scale[0] < np.inf:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {scale_name} is {stored[:4].tolist()}, expected one positive number"
         )
-    scale = np.float32(1) / stored if scheme.divide else stored
     try:
         trits = unpack_bitnet(checkpoint.rows(name), rows)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: tensor {name}: {error}") from None
-    return Ternary(trits, scale.astype(np.float32), "parts")
-
-
-def _check_shape(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> None:
-    if checkpoint.shape(name) != shape:
-        raise CheckpointError(
-            f"{checkpoint.path}: tensor {name} has shape {list(checkpoint.shape(name))}, expected {list(shape)} from the config"
-        )
+    return Ternary(trits, scale, "parts")
 
 
 def read_rows(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], start: int, stop: int) -> np.ndarray:
     """Float rows of a tensor of the expected shape. Raises CheckpointError if it is packed or of another shape."""
     if checkpoint.is_packed(name):
         raise CheckpointError(f"{checkpoint.path}: tensor {name} holds packed bytes, expected floats")
-    _check_shape(checkpoint, name, shape)
+    if checkpoint.shape(name) != shape:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {name} has shape {list(checkpoint.shape(name))}, expected {list(shape)} "
+            "from the config"
+        )
     return checkpoint.rows(name, start, stop)
+
+
+def read_pieces(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, int], start: int, stop: int
+) -> Iterator[np.ndarray]:
+    """Float rows ``start:stop`` of a matrix, a piece after another."""
+    for first, last in piece_spans(start, stop, shape[1]):
+        yield read_rows(checkpoint, name, shape, first, last)
+
+
+def piece_spans(start: int, stop: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Rows ``start:stop`` cut into pieces of at most ``PIECE_BYTES``, but of one row at least."""
+    step = max(1, PIECE_BYTES // (4 * columns))
+    for first in range(start, stop, step):
+        yield first, min(first + step, stop)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shaders.contract import quotient_up
+from shaders.contract import quotient_up, short
 
 from .errors import PackError
 
@@ -21,19 +22,22 @@ MAX_JSON_BYTES = 16 << 20
 GRADES = ("lossless", "good", "usable", "degraded", "BROKEN")
 ENCODINGS = ("ternary", "q8", "q4", "f16", "f32")
 SCALE_KINDS = ("parts", "row", "group")
+#: Integers beyond this are not exact in JavaScript, which reads packs too.
+_MAX_INTEGER = 2**53 - 1
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str)
+    """A string that can be printed: JSON can smuggle in half a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return _id(value) and value > 0
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX_INTEGER
 
 
 def _maybe(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -41,7 +45,7 @@ def _maybe(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_INTEGER
 
 
 def _hash(value: Any) -> bool:
@@ -49,9 +53,7 @@ def _hash(value: Any) -> bool:
 
 
 def _kv(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _count(value.get(name)) for name in ("layers", "kv_heads", "head_dim")
-    )
+    return isinstance(value, dict) and all(_count(value.get(name)) for name in ("layers", "kv_heads", "head_dim"))
 
 
 def _shards(value: Any) -> bool:
@@ -67,8 +69,7 @@ def _shards(value: Any) -> bool:
 
 def _files(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(file, dict) and _id(file.get("bytes")) and _hash(file.get("sha256"))
-        for file in value.values()
+        isinstance(file, dict) and _id(file.get("bytes")) and _hash(file.get("sha256")) for file in value.values()
     )
 
 
@@ -112,7 +113,8 @@ class TensorEntry:
         """safetensors key -> (dtype, shape) that the shards must hold."""
         if len(self.shape) == 1:
             return {f"{self.name}.data.0": ("F32", self.shape)}
-        columns, keys = self.shape[1], {}
+        columns = self.shape[1]
+        keys: dict[str, tuple[str, tuple[int, ...]]] = {}
         dtype, width = data_layout(self.encoding, columns)
         for index, rows in enumerate(self.slices):
             keys[f"{self.name}.data.{index}"] = (dtype, (rows, width))
@@ -171,41 +173,38 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
 def check_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, TensorEntry]:
     """Check ``pack.json`` and return its tensors. Raises PackError naming the field."""
     found = (manifest.get("format"), manifest.get("version"))
-    if found != (FORMAT, VERSION):
+    if found != (FORMAT, VERSION) or isinstance(manifest["version"], bool):
         raise PackError(
             "version",
-            f"{path}: format and version are {found}, expected {(FORMAT, VERSION)}; use a matching Tercet",
+            f"{path}: format and version are {short(found)}, expected {(FORMAT, VERSION)}; use a matching Tercet",
         )
     for field, (check, expected) in _FIELDS.items():
         if field not in manifest:
             raise PackError("field", f"{path}: field {field!r} is missing, expected {expected}")
         if not check(manifest[field]):
-            raise PackError(
-                "field", f"{path}: field {field!r} is {_short(manifest[field])}, expected {expected}"
-            )
+            raise PackError("field", f"{path}: field {field!r} is {short(manifest[field])}, expected {expected}")
     eos = manifest["eos_ids"]
     if not eos or not all(_id(token) and token < manifest["vocab_size"] for token in eos):
         raise PackError(
             "eos",
-            f"{path}: eos_ids is {_short(eos)}, expected token ids below {manifest['vocab_size']}, at least one",
+            f"{path}: eos_ids is {short(eos)}, expected token ids below {manifest['vocab_size']}, at least one",
         )
     _check_files(manifest, path)
     return {name: _tensor(name, entry, path) for name, entry in manifest["tensors"].items()}
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _check_files(manifest: Mapping[str, Any], path: Path) -> None:
     names = [shard["file"] for shard in manifest["shards"]] + list(manifest["files"])
-    for name in names:
-        if not _FILE_NAME.fullmatch(name) or name == "pack.json" or names.count(name) > 1:
-            raise PackError("path", f"{path}: file name {name!r} is not allowed or listed twice")
+    for name, count in Counter(names).items():
+        if not _FILE_NAME.fullmatch(name) or name == "pack.json" or count > 1:
+            raise PackError("path", f"{path}: file name {short(name)} is not allowed or listed twice")
     for name in ("program.json", "tokenizer.json", "tokenizer_config.json", "report.json"):
         if name not in manifest["files"]:
             raise PackError("missing", f"{path}: files does not list {name}")
@@ -224,36 +223,32 @@ def _check_files(manifest: Mapping[str, Any], path: Path) -> None:
 
 
 def _tensor(name: str, entry: Any, path: Path) -> TensorEntry:
-    where = f"{path}: tensor {name!r}"
+    where = f"{path}: tensor {short(name)}"
     if not isinstance(entry, dict):
-        raise PackError("field", f"{where}: expected an object, found {_short(entry)}")
+        raise PackError("field", f"{where}: expected an object, found {short(entry)}")
     encoding, shape, scale = entry.get("encoding"), entry.get("shape"), entry.get("scale")
     if encoding not in ENCODINGS:
         raise PackError(
             "encoding",
-            f"{where}: encoding is {_short(encoding)}, expected one of {', '.join(ENCODINGS)}; use a newer Tercet",
+            f"{where}: encoding is {short(encoding)}, expected one of {', '.join(ENCODINGS)}; use a newer Tercet",
         )
-    if (
-        not isinstance(shape, list)
-        or len(shape) not in (1, 2)
-        or not all(_count(n) and n < 2**31 for n in shape)
-    ):
-        raise PackError(
-            "shape", f"{where}: shape is {_short(shape)}, expected one or two positive integers below 2^31"
-        )
+    if not isinstance(shape, list) or len(shape) not in (1, 2) or not all(_count(n) and n < 2**31 for n in shape):
+        raise PackError("shape", f"{where}: shape is {short(shape)}, expected one or two positive integers below 2^31")
     if len(shape) == 1 and encoding != "f32":
         raise PackError("encoding", f"{where}: a vector is {encoding}, expected f32")
     if (encoding == "ternary") != (scale in SCALE_KINDS) or (scale is not None and scale not in SCALE_KINDS):
         expected = f"one of {', '.join(SCALE_KINDS)}" if encoding == "ternary" else "none"
-        raise PackError("encoding", f"{where}: scale is {_short(scale)}, expected {expected}")
+        raise PackError("encoding", f"{where}: scale is {short(scale)}, expected {expected}")
     parts = _rows(entry.get("parts"), shape[0], "parts", where) if scale == "parts" else ()
-    group = entry.get("group") if scale == "group" else (32 if encoding in ("q8", "q4") else 0)
-    if scale == "group" and (not _count(group) or group % 64):
-        raise PackError("shape", f"{where}: group is {_short(group)}, expected a multiple of 64")
-    rows = shape[0] if len(shape) == 2 else 1
-    return TensorEntry(
-        name, encoding, tuple(shape), scale, parts, group, _rows(entry.get("slices"), rows, "slices", where)
-    )
+    group = 32 if encoding in ("q8", "q4") else _group(entry.get("group"), where) if scale == "group" else 0
+    slices = _rows(entry.get("slices"), shape[0] if len(shape) == 2 else 1, "slices", where)
+    return TensorEntry(name, encoding, tuple(shape), scale, parts, group, slices)
+
+
+def _group(value: Any, where: str) -> int:
+    if not _count(value) or value % 64:
+        raise PackError("shape", f"{where}: group is {short(value)}, expected a multiple of 64")
+    return int(value)
 
 
 def _rows(value: Any, total: int, what: str, where: str) -> tuple[int, ...]:
@@ -261,6 +256,6 @@ def _rows(value: Any, total: int, what: str, where: str) -> tuple[int, ...]:
     if not good:
         raise PackError(
             "slices",
-            f"{where}: {what} is {_short(value)}, expected positive row counts that add up to {total}",
+            f"{where}: {what} is {short(value)}, expected positive row counts that add up to {total}",
         )
     return tuple(value)

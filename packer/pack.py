@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,10 @@ from safetensors import SafetensorError, safe_open
 
 from shaders.contract import ContractError
 from shaders.program import check as check_program
+from shaders.program import logits_columns
 from shaders.weights import WeightTensor
 
+from .checkpoints.huggingface import Layout, tensor_layouts
 from .errors import PackError
 from .manifest import CHUNK_BYTES, MAX_HEADER_BYTES, check_manifest, read_json
 
@@ -36,10 +37,7 @@ class Pack:
         self.entries = check_manifest(self.manifest, path / "pack.json")
         self._check_lengths()
         self.program = read_json(path / "program.json")
-        with _contract_errors(path):
-            check_program(
-                self.program, {name: (entry.encoding, entry.shape) for name, entry in self.entries.items()}
-            )
+        self._check_program()
         self._where = self._index_shards()
 
     @property
@@ -56,7 +54,7 @@ class Pack:
     def tensor(self, name: str) -> WeightTensor:
         """One tensor with its bytes, in the disk layout."""
         entry = self.entries[name]
-        arrays = {key: self._read(key) for key in entry.keys()}
+        arrays = {key: self._read(key) for key in entry.keys()}  # noqa: SIM118 (a method of TensorEntry)
         data = np.concatenate([arrays[key] for key in arrays if ".data." in key[len(name) :]])
         scales = [array for key, array in arrays.items() if ".scale" in key[len(name) :]]
         return WeightTensor(
@@ -97,10 +95,20 @@ class Pack:
                     f"{path}: {path.stat().st_size} bytes, expected {expected}; export or download it again",
                 )
 
+    def _check_program(self) -> None:
+        tensors = {name: (entry.encoding, entry.shape) for name, entry in self.entries.items()}
+        try:
+            check_program(self.program, tensors)
+        except ContractError as error:
+            raise PackError(error.rule, f"{self.path}: {error}") from None
+        found, expected = logits_columns(self.program), self.manifest["vocab_size"]
+        if found != expected:
+            raise PackError(
+                "program-shape", f"{self.path}: program.json gives {found} logits, vocab_size is {expected}"
+            )
+
     def _index_shards(self) -> dict[str, Path]:
-        expected = {
-            key: (entry, layout) for entry in self.entries.values() for key, layout in entry.keys().items()
-        }
+        expected = {key: (entry, layout) for entry in self.entries.values() for key, layout in entry.keys().items()}
         where: dict[str, Path] = {}
         for shard in self.manifest["shards"]:
             path = self.path / shard["file"]
@@ -121,7 +129,8 @@ class Pack:
 
     def _read(self, key: str) -> np.ndarray:
         with safe_open(self._where[key], framework="np") as shard:
-            return shard.get_tensor(key)
+            array: np.ndarray = shard.get_tensor(key)
+        return array
 
     def _verify_file(self, name: str, hashes: list[str], size: int, done: int, progress: Progress) -> int:
         total = self.total_bytes
@@ -131,7 +140,8 @@ class Pack:
                 if hashlib.sha256(block).hexdigest() != expected:
                     raise PackError(
                         "hash",
-                        f"{self.path / name}: bytes from {index * size} do not have the listed SHA-256; export or download it again",
+                        f"{self.path / name}: bytes from {index * size} do not have the listed SHA-256; "
+                        "export or download it again",
                     )
                 done += len(block)
                 progress(done, total)
@@ -153,15 +163,7 @@ class Pack:
             _check_finite(tensor, tensor.scales, self.path)
 
 
-@contextmanager
-def _contract_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ContractError as error:
-        raise PackError(error.rule, f"{path}: {error}") from None
-
-
-def shard_layout(path: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+def shard_layout(path: Path) -> dict[str, Layout]:
     """key -> (dtype, shape) of a safetensors shard. Raises PackError (``header``, ``header-size``)."""
     with path.open("rb") as stream:
         head = stream.read(8)
@@ -171,10 +173,11 @@ def shard_layout(path: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
             "header-size",
             f"{path}: safetensors header of {length} bytes, expected at most {MAX_HEADER_BYTES}",
         )
+    if length % 8:
+        raise PackError("header", f"{path}: its data begin at byte {8 + length}, expected a multiple of 8")
     try:
         with safe_open(path, framework="np") as shard:
-            slices = {key: shard.get_slice(key) for key in shard.keys()}  # noqa: SIM118 (no mapping)
-            return {key: (view.get_dtype(), tuple(view.get_shape())) for key, view in slices.items()}
+            return tensor_layouts(shard)
     except SafetensorError as error:
         raise PackError(
             "header", f"{path}: not a valid safetensors file ({error}); export or download it again"
@@ -195,9 +198,7 @@ def _check_trits(tensor: WeightTensor, path: Path) -> None:
                 "padding", f"{path}: tensor {tensor.name!r}: trits beyond column {tensor.columns} are not 0"
             )
     if (tensor.data[:, used // 5 :] != (121 * 256 + 242) // 243).any():
-        raise PackError(
-            "padding", f"{path}: tensor {tensor.name!r}: trits beyond column {tensor.columns} are not 0"
-        )
+        raise PackError("padding", f"{path}: tensor {tensor.name!r}: trits beyond column {tensor.columns} are not 0")
 
 
 def _check_padding(tensor: WeightTensor, path: Path) -> None:
@@ -205,9 +206,7 @@ def _check_padding(tensor: WeightTensor, path: Path) -> None:
     if tensor.encoding == "q4":
         data = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1).astype(np.int8) - 8
     if data[:, tensor.columns :].any():
-        raise PackError(
-            "padding", f"{path}: tensor {tensor.name!r}: columns beyond {tensor.columns} are not zero"
-        )
+        raise PackError("padding", f"{path}: tensor {tensor.name!r}: columns beyond {tensor.columns} are not zero")
 
 
 def _check_finite(tensor: WeightTensor, values: np.ndarray, path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from shaders.contract import ExecutionError
 from shaders.sampling import Sampling
 
 from .errors import PackerError
@@ -49,6 +50,16 @@ def load_model(pack: Pack, backend: str, capacity: int, kv: str, *, with_logits:
         raise PackerError(f"{pack.path}: {error}; or use --backend reference") from None
 
 
+def answer_tokens(
+    pack: Pack, model: Model, ids: Sequence[int], options: Sampling, max_tokens: int, history: Sequence[int] = ()
+) -> Iterator[tuple[int, np.ndarray | None]]:
+    """``model.generate`` up to one of the pack's EOS ids. Raises PackerError if the executor cannot go on."""
+    try:
+        yield from model.generate(ids, options, max_tokens, pack.eos_ids, history)
+    except ExecutionError as error:
+        raise PackerError(f"{pack.path}: {error}") from None
+
+
 def fit_context(pack: Pack, prompt: Sequence[int], max_tokens: int, context: int | None) -> int:
     """Cache capacity in tokens. Raises PackerError if the prompt is empty or leaves no room for an answer."""
     if not prompt:
@@ -58,7 +69,7 @@ def fit_context(pack: Pack, prompt: Sequence[int], max_tokens: int, context: int
         raise PackerError(
             f"token id {highest if highest >= vocabulary else min(prompt)} is outside the vocabulary of {vocabulary}"
         )
-    longest = pack.manifest["context_length"]
+    longest: int = pack.manifest["context_length"]
     capacity = min(context or longest, longest)
     if len(prompt) >= capacity:
         raise PackerError(

@@ -1,22 +1,43 @@
-"""Ternary weights out of checkpoints: BitNet's packed bytes, its master weights, and floats that are ternary already."""
+"""Ternary weights of checkpoints: BitNet's packed bytes, its master weights, and floats that are ternary already.
+
+Matrices come in pieces of whole rows, so that only their trits (a byte each) are held at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from shaders.contract import quotient_up
+
 from .errors import CheckpointError
+
+#: Columns that share a scale, in the order in which they are tried.
+GROUPS = (256, 128, 64)
+
+Pieces = Iterable[np.ndarray]
 
 
 @dataclass(frozen=True)
 class Ternary:
-    """trits int8 ``[N, K]`` and scales: f32 ``[1]`` (``parts``), f32 ``[N]`` (``row``) or f16 ``[N, G]`` (``group``)."""
+    """trits int8 ``[N, K]``; scales f32 ``[1]`` (``parts``), f32 ``[N]`` (``row``) or f16 ``[N, G]`` (``group``)."""
 
     trits: np.ndarray
     scales: np.ndarray
     scale_kind: str
     group: int = 0
+
+    def values(self, start: int, stop: int) -> np.ndarray:
+        """Rows as the numbers that they stand for, f32 ``[stop - start, K]``."""
+        scales: np.ndarray = self.scales.astype(np.float32)
+        if self.scale_kind == "row":
+            scales = scales[start:stop, None]
+        elif self.scale_kind == "group":
+            scales = np.repeat(scales[start:stop], self.group, axis=1)[:, : self.trits.shape[1]]
+        values: np.ndarray = self.trits[start:stop] * scales
+        return values
 
 
 def unpack_bitnet(packed: np.ndarray, rows: int) -> np.ndarray:
@@ -26,46 +47,71 @@ def unpack_bitnet(packed: np.ndarray, rows: int) -> np.ndarray:
     Raises CheckpointError on a code of 3, which no packer writes.
     """
     codes = np.concatenate([(packed >> (2 * slot)) & 3 for slot in range(4)])[:rows]
-    if (codes == 3).any():
+    if codes.max(initial=0) == 3:
         raise CheckpointError("packed ternary bytes hold a code of 3; they are not BitNet weights")
-    return codes.astype(np.int8) - np.int8(1)
+    return codes.view(np.int8) - np.int8(1)
 
 
-def from_master(weight: np.ndarray) -> Ternary:
-    """BitNet's online formula: s = 1 / mean|W|, trit = clip(round(W s), -1, 1), value = trit / s."""
-    mean = np.maximum(np.abs(weight).mean(dtype=np.float64), 1e-5).astype(np.float32)
-    trits = np.clip(np.rint(weight * (np.float32(1) / mean)), -1, 1).astype(np.int8)
-    return Ternary(trits, np.array([mean], dtype=np.float32), "parts")
+def from_master(pieces: Callable[[], Pieces]) -> Ternary:
+    """BitNet's online formula: s = 1 / mean|W|, trit = clip(round(W s), -1, 1), value = trit / s. Reads W twice."""
+    total, count = 0.0, 0
+    for weight in pieces():
+        total += float(np.abs(weight).sum(dtype=np.float64))
+        count += weight.size
+    mean = np.float32(max(total / count, 1e-5))
+    inverse = np.float32(1) / mean
+    trits = [np.clip(np.rint(weight * inverse), -1, 1).astype(np.int8) for weight in pieces()]
+    return Ternary(np.concatenate(trits), np.array([mean], dtype=np.float32), "parts")
 
 
-def detect(weight: np.ndarray) -> Ternary | None:
+def detect(pieces: Pieces) -> Ternary | None:
     """A float matrix that is exactly ternary, as trits and scales without loss; None if it is not.
 
     Tries one scale a tensor, one a row, then groups of 256, 128 and 64 columns (f16 scales).
     """
-    magnitude = np.abs(weight)
-    trits = np.sign(weight).astype(np.int8)
-    whole = magnitude.max(initial=0)
-    if _is_two_valued(magnitude, whole):
-        return Ternary(trits, np.array([whole], dtype=np.float32), "parts")
-    by_row = magnitude.max(axis=1)
-    if _is_two_valued(magnitude, by_row[:, None]):
-        return Ternary(trits, by_row.astype(np.float32), "row")
-    for group in (256, 128, 64):
-        scales = _group_maxima(magnitude, group)
+    trits: list[np.ndarray] = []
+    #: By columns that share a scale (0: all of a row) the scales found so far; a kind that fails is dropped.
+    found: dict[int, list[np.ndarray]] = {group: [] for group in (0, *GROUPS)}
+    for weight in pieces:
+        magnitude = np.abs(weight)
+        for group, scales in list(found.items()):
+            fits = _row_scales(magnitude) if group == 0 else _group_scales(magnitude, group)
+            if fits is None:
+                del found[group]
+            else:
+                scales.append(fits)
+        if not found:
+            return None
+        trits.append((weight > 0).view(np.int8) - (weight < 0).view(np.int8))
+    group, scales = next(iter(found.items()))
+    whole, codes = np.concatenate(scales), np.concatenate(trits)
+    if group:
+        return Ternary(codes, whole, "group", group)
+    greatest = whole.max()
+    if ((whole == 0) | (whole == greatest)).all():
+        return Ternary(codes, np.array([greatest], dtype=np.float32), "parts")
+    return Ternary(codes, whole, "row")
+
+
+def _row_scales(magnitude: np.ndarray) -> np.ndarray | None:
+    """f32 ``[N]``, or None if a row holds two magnitudes other than 0."""
+    scales: np.ndarray = magnitude.max(axis=1)
+    return scales if _is_two_valued(magnitude, scales[:, None]) else None
+
+
+def _group_scales(magnitude: np.ndarray, group: int) -> np.ndarray | None:
+    """f16 ``[N, ceil(K/group)]``, or None if a group holds two magnitudes other than 0 or one that f16 does not."""
+    columns = magnitude.shape[1]
+    if columns <= group:
+        return None
+    starts = np.arange(quotient_up(columns, group)) * group
+    scales = np.maximum.reduceat(magnitude, starts, axis=1)
+    with np.errstate(over="ignore"):
         halves = scales.astype(np.float16)
-        exact = np.array_equal(halves.astype(np.float32), scales)
-        spread = np.repeat(scales, group, axis=1)[:, : weight.shape[1]]
-        if exact and weight.shape[1] > group and _is_two_valued(magnitude, spread):
-            return Ternary(trits, halves, "group", group)
-    return None
+    if not np.array_equal(halves.astype(np.float32), scales):
+        return None
+    return halves if _is_two_valued(magnitude, np.repeat(scales, group, axis=1)[:, :columns]) else None
 
 
-def _is_two_valued(magnitude: np.ndarray, scale: np.ndarray | np.floating) -> bool:
-    return bool(((magnitude == 0) | (magnitude == scale)).all())
-
-
-def _group_maxima(magnitude: np.ndarray, group: int) -> np.ndarray:
-    missing = -magnitude.shape[1] % group
-    padded = np.pad(magnitude, ((0, 0), (0, missing)))
-    return padded.reshape(len(padded), -1, group).max(axis=-1)
+def _is_two_valued(magnitude: np.ndarray, scales: np.ndarray) -> bool:
+    return bool(((magnitude == 0) | (magnitude == scales)).all())

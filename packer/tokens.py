@@ -18,9 +18,7 @@ def load_tokenizer(data: bytes, where: Path | str) -> Tokenizer:
     try:
         return Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises bare Exception for any fault
-        raise CheckpointError(
-            f"{where}: tokenizer.json cannot be read ({error}); use the model's own file"
-        ) from None
+        raise CheckpointError(f"{where}: tokenizer.json cannot be read ({error}); use the model's own file") from None
 
 
 def special_ids(info: CheckpointInfo, vocabulary: int, path: Path) -> dict[str, Any]:
@@ -44,14 +42,15 @@ def special_ids(info: CheckpointInfo, vocabulary: int, path: Path) -> dict[str, 
     outside = sorted(token for token in eos if not 0 <= token < vocabulary)
     if outside:
         raise CheckpointError(f"{path}: eos_token_id {outside[0]} is outside the vocabulary of {vocabulary}")
-    if tokenizer.get_vocab_size() > vocabulary:
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= vocabulary:
         raise CheckpointError(
-            f"{path}: the tokenizer has {tokenizer.get_vocab_size()} tokens, the embedding only {vocabulary} rows; "
+            f"{path}: the tokenizer has ids up to {highest}, the embedding only {vocabulary} rows; "
             "they do not belong together"
         )
     bos = _token_id(tokenizer, config.get("bos_token"))
     if bos is None:
-        bos = next(iter(_ids(info.config, "bos_token_id")), None)
+        bos = next((token for token in _ids(info.config, "bos_token_id") if 0 <= token < vocabulary), None)
     return {"bos_id": bos, "eos_ids": sorted(eos)}
 
 

@@ -16,21 +16,20 @@ from .checkpoints.huggingface import json_bytes
 from .errors import PackerError
 from .manifest import CHUNK_BYTES, FORMAT, VERSION, TensorEntry
 
+#: A key's share of a shard's header, at most: name, dtype, shape and offsets.
+HEADER_BYTES_A_KEY = 256
+
 
 class PackWriter:
     """Collects arrays into shards; ``finish`` makes the pack appear, ``abandon`` removes all traces.
 
-    target: folder to create. shard_bytes: greatest size of a shard's data. force: replace an existing target.
+    target: folder to create. shard_bytes: greatest size of a shard. force: replace an existing target.
     Raises PackerError if the target exists, cannot be written, or the disk is full.
     """
 
     def __init__(self, target: Path, shard_bytes: int, *, force: bool):
-        if target.exists() and not force:
-            raise PackerError(f"{target}: already there; give another --out or --force to replace it")
-        if force and target.exists() and not (target / "pack.json").is_file() and any(target.iterdir()):
-            raise PackerError(
-                f"{target}: holds files but no pack.json; --force replaces packs only, so that nothing else is lost"
-            )
+        target = Path(os.path.abspath(target))  # so that "." has a name and a parent
+        check_target(target, force=force)
         self.target, self.shard_bytes = target, shard_bytes
         self.entries: dict[str, TensorEntry] = {}
         self._pending: dict[str, np.ndarray] = {}
@@ -51,16 +50,30 @@ class PackWriter:
 
     def add(self, key: str, array: np.ndarray) -> None:
         """Add one safetensors key; a full shard goes to disk."""
-        if self._pending and self._pending_bytes + array.nbytes > self.shard_bytes:
-            self._flush()
+        size = array.nbytes + HEADER_BYTES_A_KEY
+        if self._pending and self._pending_bytes + size > self.shard_bytes:
+            self.flush()
         self._pending[key] = np.ascontiguousarray(array)
-        self._pending_bytes += array.nbytes
+        self._pending_bytes += size
 
-    def finish(
-        self, manifest: Mapping[str, Any], program: Mapping[str, Any], files: Mapping[str, bytes]
-    ) -> None:
+    def flush(self) -> None:
+        """Write the shard that is being filled."""
+        if not self._pending:
+            return
+        path = self._folder / f"weights-{len(self._shards) + 1:05d}.safetensors"
+        try:
+            save_file(self._pending, path)
+            path.chmod(0o644)  # safetensors makes files that only the owner can read
+        except Exception as error:  # safetensors wraps the operating system's error in its own
+            raise PackerError(
+                f"{self.target}: cannot write {path.name} ({error}); is the disk full? Nothing was left behind"
+            ) from None
+        self._shards.append({"file": path.name, "bytes": path.stat().st_size, "chunks": _chunks(path)})
+        self._pending, self._pending_bytes = {}, 0
+
+    def finish(self, manifest: Mapping[str, Any], program: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         """Write the JSON files, ``pack.json`` last, and rename the folder to the target."""
-        self._flush()
+        self.flush()
         listed = {"program.json": json_bytes(program), **files}
         for name in sorted(listed):
             self._write(name, listed[name])
@@ -76,19 +89,25 @@ class PackWriter:
         self._write("pack.json", json_bytes(full))
         self._move()
 
-    def flush(self) -> None:
-        """Write the shard that is being filled."""
-        self._flush()
-
     def abandon(self) -> None:
         """Remove what was written; the target stays as it was."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _move(self) -> None:
+        """Put the folder in the target's place; if that fails, what was there stays there."""
         old = self.target.with_name(f".{self.target.name}.old-{os.getpid()}")
-        if self.target.exists():
-            self.target.rename(old)
-        self._folder.rename(self.target)
+        replaces = self.target.exists()
+        try:
+            if replaces:
+                self.target.rename(old)
+            try:
+                self._folder.rename(self.target)
+            except BaseException:
+                if replaces:
+                    old.rename(self.target)
+                raise
+        except OSError as error:
+            raise PackerError(f"{self.target}: cannot put the pack there ({error.strerror})") from None
         shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -99,19 +118,19 @@ class PackWriter:
                 f"{self.target}: cannot write {name} ({error.strerror}); nothing was left behind"
             ) from None
 
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        path = self._folder / f"weights-{len(self._shards) + 1:05d}.safetensors"
-        try:
-            save_file(self._pending, path)
-            path.chmod(0o644)  # safetensors makes files that only the owner can read
-        except Exception as error:  # safetensors wraps the operating system's error in its own
-            raise PackerError(
-                f"{self.target}: cannot write {path.name} ({error}); is the disk full? Nothing was left behind"
-            ) from None
-        self._shards.append({"file": path.name, "bytes": path.stat().st_size, "chunks": _chunks(path)})
-        self._pending, self._pending_bytes = {}, 0
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Raise PackerError if a pack must not be written there."""
+    if not os.path.lexists(target):
+        return
+    if not force:
+        raise PackerError(f"{target}: already there; give another --out or --force to replace it")
+    if not target.is_dir() or target.is_symlink() or not target.name:
+        raise PackerError(f"{target}: no folder of its own that could be replaced; give another --out")
+    if not (target / "pack.json").is_file() and any(target.iterdir()):
+        raise PackerError(
+            f"{target}: holds files but no pack.json; --force replaces packs only, so that nothing else is lost"
+        )
 
 
 def _sha256(data: bytes) -> str:

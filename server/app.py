@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.templating import Jinja2Templates
 
 from packer import __version__
-from server.assets import SERVED, Assets, asset_folders, check_assets
+from server.assets import SERVED, Assets, asset_folders, asset_urls, check_assets
 from server.headers import SECURITY_HEADERS, SecurityHeaders
 from server.hosts import HostCheck
 from server.models import ModelCard, model_cards
@@ -45,6 +45,7 @@ def create_app(
         redirect_slashes=False,
     )
     add_pages(app, library, Jinja2Templates(directory=folders["/app"]))
+    add_offline(app, folders)
     for url, suffixes in SERVED.items():
         app.mount(url, Assets(folders[url], suffixes))
     app.mount("/packs", PackFiles(library))
@@ -77,3 +78,18 @@ def add_pages(app: FastAPI, library: PackLibrary, templates: Jinja2Templates) ->
     def health(response: Response) -> dict[str, str]:
         response.headers.update(NO_CACHE)
         return {"status": "ok", "version": app.version}
+
+
+def add_offline(app: FastAPI, folders: dict[str, Path]) -> None:
+    """Add what the page needs to be kept for a visit without network."""
+
+    @app.api_route("/api/assets", methods=READ)
+    def assets(response: Response) -> list[str]:
+        response.headers.update(NO_CACHE)
+        return asset_urls(folders)
+
+    # At the root, since a service worker only sees requests below its own URL.
+    @app.api_route("/sw.js", methods=READ)
+    def service_worker() -> Response:
+        path = folders["/app"] / "service_worker.js"
+        return FileResponse(path, media_type="text/javascript", headers=NO_CACHE)

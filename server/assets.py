@@ -64,6 +64,17 @@ def check_assets(folders: dict[str, Path]) -> None:
             )
 
 
+def asset_urls(folders: dict[str, Path]) -> list[str]:
+    """Every URL that the page is made of, sorted: what a browser keeps for a visit without network."""
+    files = {
+        f"{mount}/{path.relative_to(folders[mount]).as_posix()}"
+        for mount, suffixes in SERVED.items()
+        for path in folders[mount].rglob("*")
+        if path.is_file() and path.name.endswith(suffixes) and not path.name.startswith(".")
+    }
+    return ["/", "/api/models", *sorted(files)]
+
+
 class Assets(StaticFiles):
     """The files of one folder with one of `suffixes`; a browser keeps them but asks each time."""
 

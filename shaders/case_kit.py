@@ -113,9 +113,19 @@ def make_case(
 
 
 def random_weight(
-    rng: np.random.Generator, encoding: str, rows: int, columns: int, *, group: int = 0, parts: bool = False, powers: bool = False
+    rng: np.random.Generator,
+    encoding: str,
+    rows: int,
+    columns: int,
+    *,
+    group: int = 0,
+    parts: bool = False,
+    powers: bool = False,
 ) -> WeightTensor:
-    """A random matrix in the disk layout. ``group``: columns a scale (ternary); ``powers``: scales are powers of two."""
+    """A random matrix in the disk layout.
+
+    group: columns a scale (ternary). parts: two scales by part instead of one a row. powers: powers of two as scales.
+    """
     shape = (rows, columns)
     if encoding == "ternary":
         codes = rng.integers(0, 243, (rows, 4 * -(-columns // 20)))
@@ -161,7 +171,9 @@ def piece_symbols(weight: WeightTensor, first_row: int = 0, all_rows: int | None
     return weight_symbols(weight) | {"ROW0": first_row, "OUT_N": all_rows or weight.rows}
 
 
-def random_integers(rng: np.random.Generator, kind: str, tokens: int, columns: int, limit: int = 0) -> reference.Quantized:
+def random_integers(
+    rng: np.random.Generator, kind: str, tokens: int, columns: int, limit: int = 0
+) -> reference.Quantized:
     """Random integer activations, the extremes among them."""
     largest = limit or contract.constant(f"{kind}_max")
     lowest = -128 if kind == "a8" and not limit else -largest

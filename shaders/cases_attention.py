@@ -17,8 +17,16 @@ KV_KINDS = ("f32", "f16", "q8")
 def rope_append_cases() -> Iterator[Case]:
     """Every cache kind; head sizes around a workgroup's 64 threads; a position that is not zero; a zero head."""
     for kv in KV_KINDS:
-        for heads, kv_heads, width, tokens, position in ((3, 1, 4, 1, 0), (9, 3, 64, 3, 5), (2, 2, 80, 2, 1), (4, 1, 128, 1, 7), (2, 1, 256, 2, 3)):
-            yield rope_case(f"rope_append {kv} {heads}/{kv_heads}x{width}", kv, heads, kv_heads, width, tokens, position)
+        for heads, kv_heads, width, tokens, position in (
+            (3, 1, 4, 1, 0),
+            (9, 3, 64, 3, 5),
+            (2, 2, 80, 2, 1),
+            (4, 1, 128, 1, 7),
+            (2, 1, 256, 2, 3),
+        ):
+            yield rope_case(
+                f"rope_append {kv} {heads}/{kv_heads}x{width}", kv, heads, kv_heads, width, tokens, position
+            )
         yield rope_case(f"rope_append {kv} dyadic", kv, 3, 1, 8, 2, 1, dyadic=True)
     yield rope_case("rope_append f16 large", "f16", 1, 1, 64, 1, 0, magnitude=1e5)
     yield rope_case("rope_append q8 zero", "q8", 2, 2, 64, 2, 1, magnitude=0.0)
@@ -115,7 +123,8 @@ def attention_cases() -> Iterator[Case]:
     """Every cache kind; keys around a run of 64; head sizes; several query heads a kv head; tokens in the middle."""
     for kv in KV_KINDS:
         for heads, kv_heads, width, tokens, position in (
-            (2, 1, 4, 1, 0), (2, 1, 8, 1, 66), (3, 3, 64, 1, 62), (9, 3, 64, 1, 63), (4, 2, 80, 1, 64), (4, 1, 128, 3, 126), (2, 1, 256, 2, 190),
+            (2, 1, 4, 1, 0), (2, 1, 8, 1, 66), (3, 3, 64, 1, 62), (9, 3, 64, 1, 63), (4, 2, 80, 1, 64),
+            (4, 1, 128, 3, 126), (2, 1, 256, 2, 190),
         ):  # fmt: skip
             title = f"attention {kv} {heads}/{kv_heads}x{width} at {position}"
             yield attention_case(title, kv, heads, kv_heads, width, tokens, position)
@@ -123,25 +132,37 @@ def attention_cases() -> Iterator[Case]:
     yield attention_case("attention f16 prompt", "f16", 3, 1, 64, 17, 0)
 
 
-def attention_case(name: str, kv: str, heads: int, kv_heads: int, width: int, tokens: int, position: int, magnitude: float = 1.0) -> Case:
+def attention_case(
+    name: str, kv: str, heads: int, kv_heads: int, width: int, tokens: int, position: int, magnitude: float = 1.0
+) -> Case:
     """Queries against a filled cache; rows beyond the last token hold NaN and must not be looked at."""
     rng = generator(name)
     keys = position + tokens
     q = (rng.normal(size=(tokens, heads, width)) * magnitude).astype(F32)
     inputs: dict[str, np.ndarray] = {"q": q}
-    caches = []
+    caches: dict[str, np.ndarray] = {}
     for cache in ("k", "v"):
         values = rng.normal(size=(keys, kv_heads, width)).astype(F32)
         words, scales, _, _ = _cached(values.astype(np.float64), np.zeros_like(values), kv)
-        inputs[f"{cache}_cache"] = np.concatenate([words, np.full((SPARE_ROWS, *words.shape[1:]), 0x7FC07FC0, dtype=np.uint32)])
+        inputs[f"{cache}_cache"] = np.concatenate(
+            [words, np.full((SPARE_ROWS, *words.shape[1:]), 0x7FC07FC0, dtype=np.uint32)]
+        )
         if kv == "q8":
             inputs[f"{cache}_scale"] = np.concatenate([scales, np.full((SPARE_ROWS, kv_heads), np.nan, dtype=F32)])
-        caches.append(reference.cache_round_trip(values, kv).astype(np.float64))
+        caches[cache] = reference.cache_round_trip(values, kv).astype(np.float64)
     scale = width**-0.5
-    expected, bound = _attention(q.astype(np.float64), *caches, position, float(F32(scale)))
+    expected, bound = _attention(q.astype(np.float64), caches["k"], caches["v"], position, float(F32(scale)))
     return make_case(
         name,
-        {"op": "attention", "q": "q", "out": "y", "heads": heads, "kv_heads": kv_heads, "head_dim": width, "scale": scale},
+        {
+            "op": "attention",
+            "q": "q",
+            "out": "y",
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": width,
+            "scale": scale,
+        },
         {"q": {"dtype": "f32", "shape": ["T", heads * width]}, "y": {"dtype": "f32", "shape": ["T", heads * width]}},
         inputs,
         {"y": expected.astype(F32)},
@@ -152,7 +173,9 @@ def attention_case(name: str, kv: str, heads: int, kv_heads: int, width: int, to
     )
 
 
-def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+def _attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
     """(attention in f64, bound of each element).
 
     A weight p = exp(s - m) errs, relative to itself, by: what s errs by (D products, their sums, two scales:

@@ -36,7 +36,12 @@ def expand_cases() -> Iterator[Case]:
         if columns == 1215:
             weight.data[0, :243] = -(-np.arange(243) * 256 // 243)
         yield make_case(
-            name, {"op": "expand"}, {}, {"packed": disk_words(weight)}, {"codes": reference.expand(weight)}, symbols=piece_symbols(weight)
+            name,
+            {"op": "expand"},
+            {},
+            {"packed": disk_words(weight)},
+            {"codes": reference.expand(weight)},
+            symbols=piece_symbols(weight),
         )
 
 
@@ -44,12 +49,14 @@ def dequantize_cases() -> Iterator[Case]:
     """Every encoding at odd sizes, every code word, every finite half."""
     for encoding in ENCODINGS:
         for columns in (1, 61, 576):
-            yield _dequantize(f"dequantize {encoding} 3x{columns}", lambda rng, e=encoding, k=columns: random_weight(rng, e, 3, k))
+            yield _dequantize(
+                f"dequantize {encoding} 3x{columns}", lambda rng, e=encoding, k=columns: random_weight(rng, e, 3, k)
+            )
     yield _dequantize("dequantize ternary parts", lambda rng: random_weight(rng, "ternary", 6, 65, parts=True))
     yield _dequantize("dequantize ternary group 64", lambda rng: random_weight(rng, "ternary", 3, 130, group=64))
     yield _dequantize("dequantize ternary group 128", lambda rng: random_weight(rng, "ternary", 3, 577, group=128))
-    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    halves = halves[np.isfinite(halves)].reshape(62, 1024)
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = every[np.isfinite(every)].reshape(62, 1024)
     yield _dequantize("dequantize every half", lambda rng: WeightTensor("w", "f16", halves.shape, halves))
     codes = np.tile(np.arange(-128, 128).astype(np.int8), (2, 1))
     scales = np.full((2, 8), 0.75, dtype=np.float16)
@@ -74,7 +81,9 @@ def embed_cases() -> Iterator[Case]:
     yield _embed("embed piece", "q4", 64, 36, [0, 63, 64, 65, 127, 128, 0xFFFFFFFF], first_row=64)
 
 
-def _embed(name: str, encoding: str, rows: int, columns: int, ids: list[int], multiplier: float = 1.0, first_row: int = 0) -> Case:
+def _embed(
+    name: str, encoding: str, rows: int, columns: int, ids: list[int], multiplier: float = 1.0, first_row: int = 0
+) -> Case:
     rng = generator(name)
     weight = random_weight(rng, encoding, rows, columns)
     old = rng.normal(size=(len(ids), columns)).astype(F32)
@@ -122,9 +131,10 @@ def linear_case(
         inputs["x"] = x
         product, bound, nmse = _float_product(x, weight)
     else:
-        x = random_integers(rng, activation, tokens, columns, limit=2000 if powers and activation == "a16" else 0)
-        inputs |= integer_inputs(x)
-        product, bound, nmse = _integer_product(x, weight)
+        limit = 2000 if powers and activation == "a16" else 0
+        integers = random_integers(rng, activation, tokens, columns, limit=limit)
+        inputs |= integer_inputs(integers)
+        product, bound, nmse = _integer_product(integers, weight)
     old = rng.normal(size=(tokens, all_rows)).astype(F32)
     inside = slice(first_row, first_row + rows)
     terms = [product]
@@ -137,7 +147,7 @@ def linear_case(
     expected[:, inside] = sum(terms)
     exact = activation != "f32" and (not group or powers)
     if exact and len(terms) == 1:
-        expected[:, inside] = reference.linear(x, weight)
+        expected[:, inside] = reference.linear(integers, weight)
         check: Exact | Close = Exact()
     else:
         # Each addition rounds once; a compiler may contract it with the product before, or not.
@@ -203,16 +213,20 @@ def linear_ternary_cases() -> Iterator[Case]:
         for rows, columns in ((1, 1), (3, 20), (4, 63), (5, 64), (7, 65), (8, 130), (9, 576), (6, 1536), (5, 3200)):
             yield linear_case(f"linear_ternary {kind} {rows}x{columns}", kind, "ternary", rows, columns, 1)
         for rows, columns in ((5, 2560), (4, 6912), (2, 8640)):
-            yield linear_case(f"linear_ternary {kind} parts {rows}x{columns}", kind, "ternary", rows, columns, 1, parts=True)
+            yield linear_case(
+                f"linear_ternary {kind} parts {rows}x{columns}", kind, "ternary", rows, columns, 1, parts=True
+            )
         for group, columns in ((64, 130), (128, 576), (128, 2560), (256, 3200)):
             title = f"linear_ternary {kind} group {group}"
             yield linear_case(f"{title} {columns} powers", kind, "ternary", 6, columns, 1, group=group, powers=True)
             yield linear_case(f"{title} {columns}", kind, "ternary", 7, columns, 1, group=group)
     yield linear_case("linear_ternary bias", "a8", "ternary", 9, 200, 1, bias=True)
     yield linear_case("linear_ternary accumulate", "a8", "ternary", 9, 200, 1, accumulate=True)
-    yield linear_case("linear_ternary bias accumulate group", "a16", "ternary", 9, 200, 1, bias=True, accumulate=True, group=64)
+    yield linear_case(
+        "linear_ternary bias accumulate group", "a16", "ternary", 9, 200, 1, bias=True, accumulate=True, group=64
+    )
     yield linear_case("linear_ternary piece", "a8", "ternary", 5, 77, 1, first_row=64, all_rows=80, bias=True)
-    for workgroup in (32, 128):
+    for workgroup in (16, 32, 128):
         yield linear_case(f"linear_ternary {workgroup} threads", "a16", "ternary", 6, 2560, 1, workgroup=workgroup)
 
 
@@ -220,7 +234,8 @@ def linear_ternary_tiled_cases() -> Iterator[Case]:
     """Several tokens: rows around a workgroup's 64, tokens around its 8, blocks around a round's 4."""
     for kind in ("a8", "a16"):
         for rows, columns, tokens in (
-            (1, 1, 2), (63, 64, 7), (64, 65, 8), (65, 255, 9), (3, 257, 17), (5, 130, 9), (66, 576, 2), (5, 1536, 9), (65, 2560, 3), (4, 6912, 2),
+            (1, 1, 2), (63, 64, 7), (64, 65, 8), (65, 255, 9), (3, 257, 17), (5, 130, 9), (66, 576, 2), (5, 1536, 9),
+            (65, 2560, 3), (4, 6912, 2),
         ):  # fmt: skip
             yield linear_case(f"tiled {kind} {rows}x{columns} T{tokens}", kind, "ternary", rows, columns, tokens)
         for group, columns in ((64, 130), (128, 576), (256, 3200)):
@@ -229,7 +244,9 @@ def linear_ternary_tiled_cases() -> Iterator[Case]:
             yield linear_case(title, kind, "ternary", 7, columns, 3, group=group)
     yield linear_case("tiled parts", "a8", "ternary", 66, 200, 3, parts=True)
     # One pipeline for three switches: a CPU driver takes seconds for each.
-    yield linear_case("tiled bias accumulate last rows", "a8", "ternary", 9, 200, 3, bias=True, accumulate=True, last_rows=True)
+    yield linear_case(
+        "tiled bias accumulate last rows", "a8", "ternary", 9, 200, 3, bias=True, accumulate=True, last_rows=True
+    )
     yield linear_case("tiled piece", "a8", "ternary", 66, 77, 9, first_row=64, all_rows=140)
     yield linear_case("tiled 128 threads", "a16", "ternary", 129, 300, 9, workgroup=128)
 
@@ -240,7 +257,9 @@ def linear_float_cases() -> Iterator[Case]:
         for rows, columns in ((1, 1), (3, 33), (5, 61), (4, 576), (9, 515)):
             yield linear_case(f"linear_float {encoding} {rows}x{columns}", "f32", encoding, rows, columns, 1)
         for rows, columns, tokens in ((1, 3, 2), (63, 127, 7), (65, 129, 9), (5, 576, 17)):
-            yield linear_case(f"float tiled {encoding} {rows}x{columns} T{tokens}", "f32", encoding, rows, columns, tokens)
+            yield linear_case(
+                f"float tiled {encoding} {rows}x{columns} T{tokens}", "f32", encoding, rows, columns, tokens
+            )
     for columns in (2560, 6912):
         yield linear_case(f"linear_float q8 {columns}", "f32", "q8", 5, columns, 1)
     for tokens in (1, 3):
@@ -249,6 +268,7 @@ def linear_float_cases() -> Iterator[Case]:
         yield linear_case(f"{title} parts", "f32", "ternary", 9, 100, tokens, parts=True)
         yield linear_case(f"{title} bias accumulate", "f32", "q4", 9, 100, tokens, bias=True, accumulate=True)
         yield linear_case(f"{title} piece", "f32", "f16", 7, 36, tokens, first_row=64, all_rows=80, bias=True)
+    yield linear_case("linear_float 16 threads", "f32", "q8", 6, 2560, 1, workgroup=16)
     yield linear_case("linear_float 32 threads", "f32", "q8", 6, 2560, 1, workgroup=32)
     yield linear_case("linear_float 128 threads", "f32", "q8", 6, 2560, 1, workgroup=128)
     yield linear_case("float tiled last rows", "f32", "q8", 9, 70, 3, last_rows=True)

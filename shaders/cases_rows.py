@@ -29,12 +29,13 @@ def norm_cases() -> Iterator[Case]:
         yield row_case(f"norm {out} zeros", "norm", out, 3, 100, zero_row=1)
         yield row_case(f"norm {out} huge", "norm", out, 2, 200, magnitude=1e15)
         yield row_case(f"norm {out} tiny", "norm", out, 2, 200, magnitude=1e-12)
+    yield row_case("norm 64 threads", "norm", "a8", 2, 300, workgroup=64)
 
 
 def quantize_cases() -> Iterator[Case]:
-    """Integers alone, a16 extremes among them: the largest element becomes 127 or 32639 whatever its size."""
+    """Integers alone, a16 extremes among them; 16449 columns take the block sums through a second round."""
     for out in INTEGER_ACTIVATIONS:
-        for tokens, columns in ((1, 2), (3, 63), (2, 576), (1, 2561)):
+        for tokens, columns in ((1, 2), (3, 63), (2, 576), (1, 2561), (1, 16449)):
             yield row_case(f"quantize {out} {tokens}x{columns}", "quantize", out, tokens, columns)
         yield strict_case(f"quantize {out} strict", "quantize", out, 2, 70)
         yield row_case(f"quantize {out} zeros", "quantize", out, 3, 100, zero_row=2)
@@ -42,6 +43,7 @@ def quantize_cases() -> Iterator[Case]:
         yield row_case(f"quantize {out} below the floor", "quantize", out, 2, 100, magnitude=1e-8)
         for broken in (np.nan, np.inf, -np.inf):
             yield row_case(f"quantize {out} {broken}", "quantize", out, 3, 130, broken=broken)
+    yield row_case("quantize 64 threads", "quantize", "a16", 2, 300, workgroup=64)
 
 
 def glu_cases() -> Iterator[Case]:
@@ -59,6 +61,7 @@ def glu_cases() -> Iterator[Case]:
     yield row_case("glu silu norm a8", "glu", "a8", 3, 131, act="silu", gain=True)
     yield row_case("glu relu2 norm a8 6912", "glu", "a8", 1, 6912, act="relu2", gain=True)
     yield row_case("glu silu a8 1", "glu", "a8", 2, 1, act="silu")
+    yield row_case("glu 64 threads", "glu", "f32", 2, 300, act="silu", gain=True, workgroup=64)
 
 
 def strict_case(name: str, op: str, out: str, tokens: int, columns: int, **options: Any) -> Case:
@@ -84,6 +87,7 @@ def row_case(
     magnitude: float = 1.0,
     broken: float = 0.0,
     eps: float = 1e-5,
+    workgroup: int = 0,
 ) -> Case:
     """One case of normalize.wgsl; what it computes is in that file's header."""
     rng = generator(name)
@@ -100,11 +104,16 @@ def row_case(
         value, value_error = _gated(x[tokens - rows :].astype(np.float64), act)
         result, result_error = _normed(value, value_error, gains, eps)
     lead = "R" if last_rows else "T"
-    fields = {"op": op, "x": "x", "out": "y"}
-    fields |= {"norm": {"gain": "gain", "eps": eps}, "glu": {"act": act, "eps": eps, "gain": "gain" if gain else None}}.get(op, {})
+    fields: dict[str, Any] = {"op": op, "x": "x", "out": "y"}
+    if op != "quantize":
+        fields |= {"eps": eps, "gain": "gain" if scaled else None}
+    if op == "glu":
+        fields["act"] = act
     inputs = {"x": x} | ({"gain": gains} if gains is not None else {})
-    expected, checks = _float_output(result, result_error) if out == "f32" else _integer_output(result, result_error, value_error, out)
-    return make_case(
+    expected, checks = (
+        _float_output(result, result_error) if out == "f32" else _integer_output(result, result_error, value_error, out)
+    )
+    case = make_case(
         name,
         fields,
         {"x": {"dtype": "f32", "shape": ["T", x[0].size]}, "y": {"dtype": out, "shape": [lead, columns]}},
@@ -113,6 +122,7 @@ def row_case(
         checks,
         step=(4, tokens, rows, 0),
     )
+    return replace(case, symbols={**case.symbols, "WORKGROUP": workgroup}) if workgroup else case
 
 
 def _gated(x: np.ndarray, act: str) -> tuple[np.ndarray, np.ndarray]:
@@ -161,7 +171,9 @@ def _integer_output(
     # The norm's factor is in both the element and the largest one and cancels, unless the floor takes over. Then
     # two products for the element, two for the largest, a quotient, and the product of the two: 10 U.
     shared = np.where(absmax > floor * 0.999, 0.0, error.max(axis=-1, keepdims=True, initial=0))
-    slack = np.abs(exact) * (value_error + value_error.max(axis=-1, keepdims=True, initial=0) + shared + 5 * U + DIVISION)
+    slack = np.abs(exact) * (
+        value_error + value_error.max(axis=-1, keepdims=True, initial=0) + shared + 5 * U + DIVISION
+    )
     low, high = rounding_interval(exact, slack, lowest, limit)
     # A broken row may hold any integers: its scale says that it is broken.
     low[broken], high[broken] = -32768, 32767

@@ -177,4 +177,5 @@ def unpack_integers(words: np.ndarray, layout: str, columns: int) -> tuple[np.nd
 
 def rounding_interval(exact: np.ndarray, slack: np.ndarray, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
     """Integers that rounding may give for a number known to within ``slack``, clamped to ``low`` .. ``high``."""
-    return tuple(np.clip(np.rint(exact + s), low, high).astype(np.int32) for s in (-slack, slack))  # type: ignore[return-value]
+    lowest, highest = (np.clip(np.rint(exact + s), low, high).astype(np.int32) for s in (-slack, slack))
+    return lowest, highest

@@ -27,6 +27,10 @@ class ContractError(Exception):
         self.rule = rule
 
 
+class ExecutionError(Exception):
+    """A model that cannot go on: its numbers are broken, its cache is full, its device failed."""
+
+
 @dataclass(frozen=True)
 class Binding:
     """One storage buffer of a kernel: where it comes from and what it holds."""
@@ -60,7 +64,8 @@ class Kernel:
 @cache
 def document() -> dict[str, Any]:
     """``kernels.json`` as parsed JSON."""
-    return json.loads(KERNELS_FILE.read_text(encoding="utf-8"))
+    contract: dict[str, Any] = json.loads(KERNELS_FILE.read_text(encoding="utf-8"))
+    return contract
 
 
 @cache
@@ -97,12 +102,19 @@ def constant(name: str) -> Any:
 
 def enum(kind: str, value: str) -> int:
     """The number that stands for ``value`` in WGSL overrides."""
-    return document()["enums"][kind][value]
+    return int(document()["enums"][kind][value])
 
 
 def encoding(name: str) -> Mapping[str, int]:
     """Block sizes of a weight encoding, resident and on disk, in elements and u32 words."""
-    return document()["encodings"][name]
+    blocks: Mapping[str, int] = document()["encodings"][name]
+    return blocks
+
+
+def short(value: Any) -> str:
+    """A value for a message: at most 80 characters, whatever a hostile file holds."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def quotient_up(number: int, divisor: int) -> int:
@@ -113,7 +125,8 @@ def quotient_up(number: int, divisor: int) -> int:
 def evaluate(dim: Dim, symbols: Mapping[str, Any]) -> int | float:
     """Value of a dimension. Raises KeyError for an unknown symbol."""
     if isinstance(dim, str):
-        return symbols[dim]
+        value: int | float = symbols[dim]
+        return value
     if isinstance(dim, list):
         number, divisor = (evaluate(part, symbols) for part in dim)
         return quotient_up(int(number), int(divisor))
@@ -128,9 +141,17 @@ def element_count(shape: tuple[Dim, ...], symbols: Mapping[str, Any]) -> int:
     return count
 
 
+def tuned_for(kernel: Kernel, software: bool) -> dict[str, int]:
+    """Tuned overrides for a device that nobody has timed: the first candidates, on a CPU renderer the smallest.
+
+    A CPU runs the threads of a workgroup one after another: idle ones and barriers cost it far more than a GPU.
+    """
+    return {name: min(sizes) if software else sizes[0] for name, sizes in kernel.tuned.items()}
+
+
 def override_values(kernel: Kernel, symbols: Mapping[str, Any]) -> dict[str, int]:
     """Pipeline constants of a kernel: symbols resolved, enum names turned to numbers, defaults of tuned ones."""
-    values = {name: candidates[0] for name, candidates in kernel.tuned.items()}
+    values = tuned_for(kernel, software=False)
     enums = document()["enums"]
     for name, source in kernel.overrides.items():
         value = symbols[source] if isinstance(source, str) else source
@@ -146,9 +167,7 @@ def select(op: str, symbols: Mapping[str, Any], features: frozenset[str] = froze
     for kernel in kernels():
         if kernel.op == op and set(kernel.needs) <= features and _applies(kernel.when, symbols):
             return kernel
-    raise ContractError(
-        "operation", f"no kernel for operation {op!r} with {dict(symbols)}; use a newer Tercet"
-    )
+    raise ContractError("operation", f"no kernel for operation {op!r} with {dict(symbols)}; use a newer Tercet")
 
 
 def _applies(when: Mapping[str, list], symbols: Mapping[str, Any]) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from . import reference, sampling
-from .contract import INTEGER_ACTIVATIONS, constant
+from .contract import INTEGER_ACTIVATIONS, ExecutionError, constant
+from .program import logits_columns
 from .weights import WeightTensor
 
 #: Called after each operation with its section, index, the operation and what it wrote.
@@ -42,8 +43,7 @@ class ReferenceModel:
             name: np.zeros((capacity, cache["heads"], cache["head_dim"]), dtype=np.float32)
             for name, cache in program["caches"].items()
         }
-        vocabulary = program["values"][program["greedy"][0]["logits"]]["shape"][1]
-        self._seen = np.zeros(vocabulary, dtype=bool)
+        self._seen = np.zeros(logits_columns(program), dtype=bool)
 
     def truncate(self, position: int) -> None:
         """Forget all tokens from ``position`` on."""
@@ -66,7 +66,8 @@ class ReferenceModel:
                 if self.observer:
                     self.observer(section, index, op, values[op["out"]])
         self.position += len(tokens)
-        return values[self.program["greedy"][0]["logits"]]
+        logits: np.ndarray = values[self.program["greedy"][0]["logits"]]
+        return logits
 
     def generate(
         self,
@@ -79,6 +80,7 @@ class ReferenceModel:
         """Yield ``(id, logits f32 [V])`` for up to ``max_tokens`` new tokens, the stop token included.
 
         history: ids that are in the cache already; the repetition penalty counts them too.
+        Raises ExecutionError if the greatest logit is NaN or infinite.
         """
         self._seen[:] = False
         self._seen[np.asarray([*history, *ids], dtype=np.int64)] = True
@@ -87,7 +89,10 @@ class ReferenceModel:
             penalized = sampling.penalize(logits, self._seen, options.repetition_penalty)
             token = sampling.sample(penalized, options, self.position)
             if token == constant("invalid_id"):
-                raise ValueError("the model's numbers are broken: the greatest logit is NaN or infinite")
+                raise ExecutionError(
+                    f"the greatest logit at position {self.position - 1} is NaN or infinite; "
+                    "verify the pack, or export it again"
+                )
             yield token, logits
             self._seen[token] = True
             if token in stop or index == max_tokens - 1 or self.position == self.capacity:
@@ -104,9 +109,7 @@ class ReferenceModel:
 
     @staticmethod
     def _store(result: np.ndarray, dtype: str) -> Any:
-        return (
-            reference.quantize(result, dtype) if dtype in INTEGER_ACTIVATIONS else result.astype(np.float32)
-        )
+        return reference.quantize(result, dtype) if dtype in INTEGER_ACTIVATIONS else result.astype(np.float32)
 
     def _vector(self, name: str | None) -> np.ndarray | None:
         return None if name is None else self.tensors[name].data.reshape(-1)
@@ -114,11 +117,7 @@ class ReferenceModel:
     def _matrix(self, name: str, as_trits: bool) -> np.ndarray:
         if (name, as_trits) not in self._dense:
             weight = self.tensors[name]
-            decoded = (
-                reference.unpack_trits(weight.data, weight.columns)
-                if as_trits
-                else reference.dequantize(weight)
-            )
+            decoded = reference.unpack_trits(weight.data, weight.columns) if as_trits else reference.dequantize(weight)
             self._dense[name, as_trits] = decoded.astype(np.float32, copy=False)
         return self._dense[name, as_trits]
 
@@ -126,9 +125,9 @@ class ReferenceModel:
         return reference.embed(self.tensors[op["w"]], values["@ids"], op.get("multiplier", 1.0))
 
     def _op_norm(self, op: Mapping, values: Mapping) -> np.ndarray:
-        return reference.norm(values[op["x"]], self._vector(op["gain"]), op["eps"])
+        return reference.norm(values[op["x"]], self.tensors[op["gain"]].data, op["eps"])
 
-    def _op_quantize(self, op: Mapping, values: Mapping) -> np.ndarray:
+    def _op_quantize(self, op: Mapping, values: Mapping[str, np.ndarray]) -> np.ndarray:
         return values[op["x"]]
 
     def _op_glu(self, op: Mapping, values: Mapping) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -22,8 +23,8 @@ __all__ = ["Device", "NativeError", "NativeModel", "shared_device"]
 
 #: Most logits that are kept on the GPU at once for evaluation, in bytes.
 _EVALUATION_BYTES = 64 << 20
-#: Steps of one submit while a text is made: few at first, so that the first words come soon.
-_FIRST_STEPS, _MOST_STEPS = 1, 16
+#: How long one submit of decode steps may take: a reader sees the words come, and the GPU hardly waits.
+_WAVE_SECONDS = 0.05
 
 
 class NativeModel:
@@ -58,37 +59,39 @@ class NativeModel:
         limit = min(binding_limit or self.device.binding_limit, self.device.binding_limit)
         self._most_rows = max(1, min(_EVALUATION_BYTES, limit) // (4 * self._vocabulary))
         self._store = WeightStore(self.device, limit)
-        self._buffers: Buffers | None = None
+        self._gpu: GpuProgram | None = None
         try:
             for weight in tensors.values():
                 self._store.add(weight)
             self._store.finish()
-            self._buffers = Buffers(self.device, program, kv, capacity, self._chunk, self._rows, limit)
+            buffers = Buffers(self.device, program, kv, capacity, self._chunk, self._rows, limit)
+            self._gpu = GpuProgram(self.device, program, self._store, buffers, kv, capacity)
         except OutOfDeviceMemory as error:
             self.close()
             weights = sum(weight.resident_bytes for weight in tensors.values())
             raise OutOfDeviceMemory(
-                f"{error.message}; the weights need {weights:,} bytes, and a {kv} cache of {capacity:,} tokens comes on top",
+                f"{error.message}; the weights need {weights:,} bytes, and a {kv} cache of {capacity:,} tokens",
                 error.action,
                 weights,
             ) from error
         except BaseException:
             self.close()
             raise
-        self._gpu = GpuProgram(self.device, program, self._store, self._buffers, kv, capacity)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         """Free all GPU memory of the model."""
         self._store.close()
-        if self._buffers:
-            self._buffers.close()
-            self._buffers = None
+        if self._gpu:
+            self._gpu.close()
+            self._gpu = None
 
     def truncate(self, position: int) -> None:
         """Forget all tokens from ``position`` on; the cache of those before it stays."""
@@ -125,10 +128,10 @@ class NativeModel:
         stop: Collection[int] = frozenset(),
         history: Sequence[int] = (),
     ) -> Iterator[tuple[int, np.ndarray | None]]:
-        """Append ``ids`` and yield ``(id, logits f32 [V] or None)`` for up to ``max_tokens`` new tokens, the stop token included.
+        """Append ``ids`` and yield ``(id, logits f32 [V] or None)`` for up to ``max_tokens`` new tokens.
 
-        history: ids that are in the cache already; the repetition penalty counts them too. The last token that
-        was yielded is not in the cache. Raises ContextFull and NumbersBroken.
+        The stop token is yielded too; the last token that was yielded is not in the cache. history: ids that are in
+        the cache already; the repetition penalty counts them too. Raises ContextFull and NumbersBroken.
         """
         if max_tokens < 1:
             return
@@ -137,39 +140,46 @@ class NativeModel:
         for start, part in self._chunks(ids, self._chunk):
             last = start + len(part) == len(ids)
             self._append(part, 1 if last else 0, choose if last else "")
-        produced, steps = 1, _FIRST_STEPS
-        waiting = self._chosen(0, 1)
-        while True:
-            for index, token in enumerate(waiting):
+        for wave in self._waves(choose, max_tokens):
+            for index, token in enumerate(wave):
+                if index:
+                    self.position += 1  # the token before this one is in the cache
                 if token == constant("invalid_id"):
                     raise NumbersBroken(
                         f"the greatest logit at position {self.position} is NaN or infinite",
                         "run the pack with --backend reference; if that works, report the device",
                     )
                 yield token, self._read_logits(1)[0] if self.keep_logits else None
-                last = index == len(waiting) - 1
-                if token in stop or (last and produced >= max_tokens) or self.position == self.capacity:
+                if token in stop:
                     return
-                if not last:
-                    self.position += 1
+
+    def _waves(self, choose: str, max_tokens: int) -> Iterator[list[int]]:
+        """The ids of one submit after another, until ``max_tokens`` or the end of the cache."""
+        yield self._chosen(0, 1)
+        produced = steps = 1
+        while produced < max_tokens and self.position < self.capacity:
             count = min(steps, max_tokens - produced, self.capacity - self.position)
+            start = time.perf_counter()
             self._decode(count, choose)
-            waiting = self._chosen(produced, count)
-            self.position += 1
+            wave = self._chosen(produced, count)
+            self.position += 1  # the last token of the wave before is in the cache
             produced += count
-            steps = 1 if self.keep_logits else min(steps * 2, _MOST_STEPS)
+            if not self.keep_logits:
+                fitting = int(_WAVE_SECONDS * count / (time.perf_counter() - start))
+                steps = max(1, min(fitting, 2 * steps, constant("ring")))
+            yield wave
 
     # --- one operation at a time, for tests and for finding faults ---------------------------------------------
 
     def write_value(self, name: str, planes: Mapping[str, np.ndarray]) -> None:
         """Fill a value: plane ``""`` of f32, planes ``q``, ``scale`` and ``sums`` of integer activations."""
         for plane, data in planes.items():
-            self.device.write(self._live.values[name][plane], data)
+            self.device.write(self._live.buffers.values[name][plane], data)
 
     def read_value(self, name: str, rows: int) -> dict[str, np.ndarray]:
         """The first rows of a value, in the shapes of kernels.json."""
         value = self.program["values"][name]
-        columns, buffers = value["shape"][1], self._live.values[name]
+        columns, buffers = value["shape"][1], self._live.buffers.values[name]
         if value["dtype"] not in INTEGER_ACTIVATIONS:
             return {"": self.device.read(buffers[""], "<f4", rows * columns).reshape(rows, columns)}
         blocks, planes = -(-columns // 64), 2 if value["dtype"] == "a16" else 1
@@ -182,15 +192,15 @@ class NativeModel:
     def run_operation(self, section: str, index: int, tokens: int, rows: int = 1) -> None:
         """Run one operation at the present position on what its values hold."""
         self._write_step(tokens, rows)
-        self._run(lambda compute: self._gpu.encode_one(compute, section, index, tokens, rows))
+        self._run(lambda compute: self._live.encode_one(compute, section, index, tokens, rows))
 
     # --- inside ------------------------------------------------------------------------------------------------
 
     @property
-    def _live(self) -> Buffers:
-        if self._buffers is None:
+    def _live(self) -> GpuProgram:
+        if self._gpu is None:
             raise ValueError("the model is closed")
-        return self._buffers
+        return self._gpu
 
     def _chunks(self, ids: Sequence[int], size: int) -> Iterator[tuple[int, np.ndarray]]:
         """(index of the first token, tokens u32) of each chunk of a prompt, all checked before the first."""
@@ -205,13 +215,13 @@ class NativeModel:
 
     def _append(self, chunk: np.ndarray, rows: int = 0, choose: str = "") -> None:
         """Run a chunk of a prompt: the body, then logits of the last ``rows`` tokens, then a choice."""
-        self.device.write(self._live.runtime["@ids"], chunk)
+        self.device.write(self._live.buffers.runtime["@ids"], chunk)
         self._write_step(len(chunk), max(rows, 1))
 
         def encode(compute: wgpu.GPUComputePassEncoder) -> None:
             for section in ("body", "logits" if rows else "", choose):
                 if section:
-                    self._gpu.encode(compute, section, len(chunk), rows)
+                    self._live.encode(compute, section, len(chunk), rows)
 
         self._run(encode)
         self.position += len(chunk)
@@ -221,7 +231,7 @@ class NativeModel:
 
         def encode(compute: wgpu.GPUComputePassEncoder) -> None:
             for section in ("body", "logits", choose) * steps:
-                self._gpu.encode(compute, section, 1, 1)
+                self._live.encode(compute, section, 1, 1)
 
         self._run(encode)
 
@@ -233,27 +243,27 @@ class NativeModel:
         self.device.submit(encoder)
 
     def _write_step(self, tokens: int, rows: int) -> None:
-        self.device.write(self._live.runtime["@step"], np.array([self.position, tokens, rows, 0], dtype="<u4"))
+        self.device.write(self._live.buffers.runtime["@step"], np.array([self.position, tokens, rows, 0], dtype="<u4"))
 
     def _chosen(self, produced: int, count: int) -> list[int]:
         """The ids that the GPU chose, numbers ``produced`` .. ``produced + count - 1`` of this answer."""
-        ring = self.device.read(self._live.runtime["@ring"], "<u4", constant("ring"))
+        ring = self.device.read(self._live.buffers.runtime["@ring"], "<u4", constant("ring"))
         return [int(ring[(produced + index) % len(ring)]) for index in range(count)]
 
     def _read_logits(self, rows: int) -> np.ndarray:
-        buffer = self._live.values[self._logits_name][""]
+        buffer = self._live.buffers.values[self._logits_name][""]
         return self.device.read(buffer, "<f4", rows * self._vocabulary).reshape(rows, self._vocabulary)
 
     def _set_sampling(self, options: Sampling, ids: Sequence[int]) -> None:
-        self.device.write(self._live.runtime["@sampling"], options.words())
+        self.device.write(self._live.buffers.runtime["@sampling"], options.words())
         seen = np.zeros(-(-self._vocabulary // 32) * 32, dtype=bool)
         seen[self._in_vocabulary(ids)] = True
-        self.device.write(self._live.runtime["@seen"], np.packbits(seen, bitorder="little"))
+        self.device.write(self._live.buffers.runtime["@seen"], np.packbits(seen, bitorder="little"))
 
     def _make_room_for_logits(self, rows: int) -> None:
         if rows > self._rows:
-            self._gpu.forget()
-            self._live.make_values(rows)
+            self._live.forget()
+            self._live.buffers.make_values(rows)
             self._rows = rows
 
     def _in_vocabulary(self, ids: Sequence[int]) -> np.ndarray:

@@ -11,8 +11,9 @@ from .native_errors import SelfCheckFailed
 from .selfcheck import stored_cases
 from .symbols import binding_bytes, constants, params_bytes, workgroups
 
-#: A NaN as f32, so that whatever reads it shows.
-_POISON = np.uint32(0x7FC0A5A5)
+#: NaN as f32, so that whatever reads it shows; outputs have another one around them, so that a NaN that was read
+#: and written on does not pass for untouched.
+_POISON, _OUTPUT_GUARD = np.uint32(0x7FC0A5A5), np.uint32(0x7FC1B6B6)
 _GUARD_BYTES = 256
 
 
@@ -31,7 +32,9 @@ def run_case(device: Device, case: Case) -> dict[str, np.ndarray]:
     buffers, images = {}, {}
     for binding in kernel.bindings:
         size = sizes[binding.name]
-        image = np.full((size + 2 * _GUARD_BYTES) // 4, _POISON, dtype="<u4")
+        guard = _POISON if binding.access == "read" else _OUTPUT_GUARD
+        image = np.full((size + 2 * _GUARD_BYTES) // 4, guard, dtype="<u4")
+        image[_GUARD_BYTES // 4 : -_GUARD_BYTES // 4] = _POISON
         if binding.name in case.inputs:
             image[_GUARD_BYTES // 4 :][: size // 4] = _words(case, binding.name, size)
         buffers[binding.name], images[binding.name] = device.storage(image.nbytes, binding.name), image
@@ -81,7 +84,7 @@ def _outputs(device: Device, case: Case, buffers: dict, images: dict) -> dict[st
     for name, before in images.items():
         after = device.read(buffers[name], "<u4", before.size)
         written = name in case.expected
-        if (after[:guard] != _POISON).any() or (after[-guard:] != _POISON).any():
+        if (after[:guard] != before[:guard]).any() or (after[-guard:] != before[-guard:]).any():
             raise WroteOutside(f"case {case.name}: the kernel {case.kernel} wrote outside of {name}")
         if not written and (after != before).any():
             raise WroteOutside(f"case {case.name}: the kernel {case.kernel} wrote to {name}, which it has no use for")

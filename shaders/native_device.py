@@ -40,6 +40,8 @@ class Device:
         self.queue = device.queue
         self.limits: Mapping[str, int] = device.limits
         self.name = str(device.adapter.info["device"] or device.adapter.info["description"])
+        #: Whether this is a program on the processor, such as lavapipe.
+        self.software = device.adapter.info.get("adapter_type") == "CPU"
         self.self_checked = False
         self._modules: dict[str, wgpu.GPUShaderModule] = {}
         self._layouts: dict[str, tuple[wgpu.GPUBindGroupLayout, wgpu.GPUPipelineLayout]] = {}
@@ -104,7 +106,9 @@ class Device:
 
     def failure(self, error: wgpu.GPUError) -> DeviceFailed:
         """The typed error for an error of the driver."""
-        return DeviceFailed(f"{self.name} failed: {_last_line(error)}", "start again; if it stays, update the GPU driver")
+        return DeviceFailed(
+            f"{self.name} failed: {_last_line(error)}", "start again; if it stays, update the GPU driver"
+        )
 
     def layout(self, kernel: Kernel) -> tuple[wgpu.GPUBindGroupLayout, wgpu.GPUPipelineLayout]:
         """Bind group layout and pipeline layout of a kernel, from its bindings."""
@@ -168,7 +172,8 @@ def shared_device() -> Device:
         adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     except RuntimeError as error:
         raise DeviceMissing(
-            f"wgpu found no GPU ({_last_line(error)})", "install a Vulkan driver, for instance Debian's mesa-vulkan-drivers"
+            f"wgpu found no GPU ({_last_line(error)})",
+            "install a Vulkan driver, for instance Debian's mesa-vulkan-drivers",
         ) from error
     wanted = {name: adapter.limits[name] for name in _RAISED_LIMITS}
     return Device(adapter.request_device_sync(label="tercet", required_limits=wanted))

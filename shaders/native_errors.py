@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from .contract import ExecutionError
 
-class NativeError(Exception):
+
+class NativeError(ExecutionError):
     """Base class. ``str(error)`` is the message followed by the action."""
 
     def __init__(self, message: str, action: str):

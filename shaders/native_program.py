@@ -10,7 +10,7 @@ import numpy as np
 import wgpu
 
 from . import reference
-from .contract import INTEGER_ACTIVATIONS, Kernel, document, quotient_up, select
+from .contract import INTEGER_ACTIVATIONS, Kernel, document, quotient_up, select, tuned_for
 from .native_device import FIRST_STORAGE_BINDING, Device
 from .native_errors import DeviceUnsupported
 from .native_weights import Piece, WeightStore
@@ -46,7 +46,9 @@ class Buffers:
     tokens and rows: the most that T and R will be.
     """
 
-    def __init__(self, device: Device, program: Mapping[str, Any], kv: str, capacity: int, tokens: int, rows: int, limit: int):
+    def __init__(
+        self, device: Device, program: Mapping[str, Any], kv: str, capacity: int, tokens: int, rows: int, limit: int
+    ):
         self._device, self._limit = device, limit
         vocabulary = program["values"][program["greedy"][0]["logits"]]["shape"][1]
         self.caches = {name: self._cache(name, spec, kv, capacity) for name, spec in program["caches"].items()}
@@ -100,7 +102,10 @@ class Buffers:
     def _storage(self, n_bytes: int, label: str, action: str) -> wgpu.GPUBuffer:
         if n_bytes > self._limit:
             raise DeviceUnsupported(
-                f"{label} needs a buffer of {n_bytes:,} bytes, the GPU binds {self._limit:,}", action, n_bytes, self._limit
+                f"{label} needs a buffer of {n_bytes:,} bytes, the GPU binds {self._limit:,}",
+                action,
+                n_bytes,
+                self._limit,
             )
         return self._device.storage(n_bytes, label)
 
@@ -132,7 +137,8 @@ class Operation:
             kernel = select(self.op["op"], symbols[0] | {"T": lead})
             if kernel.name not in self._launches:
                 self._launches[kernel.name] = [
-                    self._bind(device, buffers, kernel, known, piece) for known, piece in zip(symbols, pieces, strict=True)
+                    self._bind(device, buffers, kernel, known, piece)
+                    for known, piece in zip(symbols, pieces, strict=True)
                 ]
             self._chosen[lead] = self._launches[kernel.name]
         return self._chosen[lead]
@@ -145,6 +151,8 @@ class Operation:
         self._chosen.clear()
 
     def _bind(self, device: Device, buffers: Buffers, kernel: Kernel, symbols: Symbols, piece: Piece | None) -> Launch:
+        if device.software:
+            symbols = symbols | tuned_for(kernel, software=True)
         storage = []
         for index, binding in enumerate(kernel.bindings, FIRST_STORAGE_BINDING):
             buffer = self._source(buffers, binding.source, piece)
@@ -179,8 +187,10 @@ class Operation:
 class GpuProgram:
     """All sections of a program, ready to be encoded."""
 
-    def __init__(self, device: Device, program: Mapping[str, Any], store: WeightStore, buffers: Buffers, kv: str, capacity: int):
-        self._device, self._buffers = device, buffers
+    def __init__(
+        self, device: Device, program: Mapping[str, Any], store: WeightStore, buffers: Buffers, kv: str, capacity: int
+    ):
+        self._device, self.buffers = device, buffers
         self._sections = {
             name: [Operation(op, program, store, kv, capacity) for op in program[name]]
             for name in ("body", "logits", "greedy", "random")
@@ -197,7 +207,7 @@ class GpuProgram:
 
     def _encode(self, compute: wgpu.GPUComputePassEncoder, operation: Operation, tokens: int, rows: int) -> None:
         lead = tokens if operation.lead == "T" else rows
-        for launch in operation.launches(self._device, self._buffers, lead):
+        for launch in operation.launches(self._device, self.buffers, lead):
             launch.encode(compute, lead)
 
     def operations(self) -> Iterator[Operation]:
@@ -209,3 +219,8 @@ class GpuProgram:
         """Drop all bind groups."""
         for operation in self.operations():
             operation.forget()
+
+    def close(self) -> None:
+        """Free all buffers."""
+        self.forget()
+        self.buffers.close()

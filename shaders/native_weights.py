@@ -106,7 +106,8 @@ def row_ranges(weight: WeightTensor, binding_limit: int) -> Iterator[tuple[int, 
     most = binding_limit // row_bytes // PIECE_ROWS * PIECE_ROWS
     if most == 0 and weight.rows * row_bytes > binding_limit:
         raise DeviceUnsupported(
-            f"tensor {weight.name}: {PIECE_ROWS} rows have {PIECE_ROWS * row_bytes:,} bytes, the GPU binds {binding_limit:,}",
+            f"tensor {weight.name}: {PIECE_ROWS} rows have {PIECE_ROWS * row_bytes:,} bytes, "
+            f"the GPU binds {binding_limit:,}",
             "use another GPU",
             PIECE_ROWS * row_bytes,
             binding_limit,

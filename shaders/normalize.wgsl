@@ -50,7 +50,7 @@ override LAST_ROWS: u32 = 0;
 
 var<workgroup> squares: array<f32, WORKGROUP>;
 var<workgroup> maxima: array<u32, WORKGROUP>;
-var<workgroup> word_sums: array<i32, 2 * WORKGROUP>;
+var<workgroup> block_sums: array<atomic<i32>, 256>;
 
 fn activate(g: f32) -> f32 {
     if (ACT == RELU2) {
@@ -169,16 +169,16 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         q_scale[out_row] = select(absmax / limit, bitcast<f32>(max_bits), max_bits >= INFINITY_BITS);
     }
     let blocks = (k + 63u) / 64u;
-    let words = blocks * 16u;
-    // The rounds alternate between two halves of word_sums, so one barrier a round is enough.
-    var half = 0u;
-    for (var first = 0u; first < words; first += WORKGROUP) {
-        let word = first + thread;
-        var v = vec4<i32>(0);
-        if (word < words) {
+    // 256 blocks a round: one round up to 16384 columns.
+    for (var first = 0u; first < blocks; first += 256u) {
+        for (var i = thread; i < 256u; i += WORKGROUP) {
+            atomicStore(&block_sums[i], 0);
+        }
+        workgroupBarrier();
+        for (var word = first * 16u + thread; word < min(first + 256u, blocks) * 16u; word += WORKGROUP) {
             let i = word * 4u;
-            v = vec4<i32>(integer(row, i, factor, to_integer), integer(row, i + 1u, factor, to_integer),
-                          integer(row, i + 2u, factor, to_integer), integer(row, i + 3u, factor, to_integer));
+            let v = vec4<i32>(integer(row, i, factor, to_integer), integer(row, i + 1u, factor, to_integer),
+                              integer(row, i + 2u, factor, to_integer), integer(row, i + 3u, factor, to_integer));
             let block = out_row * blocks + (word >> 4u);
             if (ACTIVATION == A16) {
                 let low = ((v + 128) & vec4<i32>(255)) - 128;
@@ -188,17 +188,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
             } else {
                 q[block * 16u + (word & 15u)] = pack_bytes(v);
             }
+            atomicAdd(&block_sums[(word >> 4u) - first], v.x + v.y + v.z + v.w);
         }
-        word_sums[half + thread] = v.x + v.y + v.z + v.w;
         workgroupBarrier();
-        let block = (first >> 4u) + thread;
-        if (thread < WORKGROUP / 16u && block < blocks) {
-            var sum = 0;
-            for (var i = 0u; i < 16u; i++) {
-                sum += word_sums[half + thread * 16u + i];
-            }
-            q_sums[out_row * blocks + block] = sum;
+        for (var i = thread; i < min(256u, blocks - first); i += WORKGROUP) {
+            q_sums[out_row * blocks + first + i] = atomicLoad(&block_sums[i]);
         }
-        half = WORKGROUP - half;
     }
 }

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .contract import INTEGER_ACTIVATIONS, ContractError, document
+from .contract import INTEGER_ACTIVATIONS, ContractError, document, short
 
 SECTIONS = ("body", "logits", "greedy", "random")
+MAX_HEAD_DIM = 256
 _DTYPES = ("f32", *INTEGER_ACTIVATIONS)
+_F32_MAX = 3.4028234663852886e38
 
 
-def operations(program: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All operations with a name for messages, such as ``body[3] linear``."""
+def operations(program: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(section, name for messages such as ``body[3] linear``, operation) of all operations."""
     for section in SECTIONS:
         for index, op in enumerate(program[section]):
-            yield f"{section}[{index}] {op.get('op') if isinstance(op, dict) else op}", op
+            yield section, f"{section}[{index}] {short(op.get('op') if isinstance(op, dict) else op)}", op
 
 
 def check(program: Any, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -26,58 +28,78 @@ def check(program: Any, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
 
     tensors: name -> (encoding, shape).
     """
-    if not isinstance(program, dict) or program.get("ops_version") != document()["ops_version"]:
-        found = program.get("ops_version") if isinstance(program, dict) else type(program).__name__
+    found = program.get("ops_version") if isinstance(program, dict) else type(program).__name__
+    if found != document()["ops_version"] or isinstance(found, bool):
         raise ContractError(
             "ops-version",
-            f"program.json: ops_version is {found!r}, expected {document()['ops_version']}; use a newer Tercet",
+            f"program.json: ops_version is {short(found)}, expected {document()['ops_version']}; use a newer Tercet",
         )
     for section in SECTIONS:
-        if not isinstance(program.get(section), list):
-            raise ContractError("operation", f"program.json: {section!r} is missing or no list of operations")
+        _expect(isinstance(program.get(section), list), "operation", f"{section!r} is no list of operations")
     _check_declarations(program)
     known = document()["ops"]
     written: set[str] = set()
-    for where, op in operations(program):
-        if not isinstance(op, dict) or op.get("op") not in known:
+    for _, where, op in operations(program):
+        name = op.get("op") if isinstance(op, dict) else None
+        if not isinstance(name, str) or name not in known:
             raise ContractError("operation", f"program.json: {where}: unknown operation; use a newer Tercet")
-        _Checker(program, tensors, where, op, known[op["op"]]).run(written)
+        _Checker(program, tensors, where, op, known[name]).run(written)
+    _check_choice(program, tensors)
+
+
+def _expect(condition: bool, rule: str, message: str) -> None:
+    if not condition:
+        raise ContractError(rule, f"program.json: {message}")
 
 
 def _check_declarations(program: Mapping[str, Any]) -> None:
     for kind in ("values", "caches", "tables"):
-        if not isinstance(program.get(kind), dict):
-            raise ContractError("operation", f"program.json: {kind!r} is missing or no object")
+        _expect(isinstance(program.get(kind), dict), "operation", f"{kind!r} is missing or no object")
     for name, value in program["values"].items():
         shape = value.get("shape") if isinstance(value, dict) else None
         good = isinstance(shape, list) and len(shape) == 2 and shape[0] in ("T", "R") and _positive(shape[1])
-        if not good or value.get("dtype") not in _DTYPES:
-            raise ContractError(
-                "operation", f"program.json: value {name!r}: found {value}, expected dtype and [T|R, columns]"
-            )
+        _expect(
+            good and value.get("dtype") in _DTYPES,
+            "operation",
+            f"value {name!r}: found {short(value)}, expected dtype and [T|R, columns]",
+        )
     for name, cache in program["caches"].items():
-        if not (
-            isinstance(cache, dict) and _positive(cache.get("heads")) and _positive(cache.get("head_dim"))
-        ):
-            raise ContractError(
-                "operation", f"program.json: cache {name!r}: found {cache}, expected heads and head_dim"
-            )
-        if cache["head_dim"] % 4 or cache["head_dim"] > 256:
-            raise ContractError(
-                "program-shape",
-                f"program.json: cache {name!r}: head_dim is {cache['head_dim']}, expected a multiple of 4 up to 256",
-            )
+        good = isinstance(cache, dict) and _positive(cache.get("heads")) and _positive(cache.get("head_dim"))
+        _expect(good, "operation", f"cache {name!r}: found {short(cache)}, expected heads and head_dim")
+        _expect(
+            cache["head_dim"] % 4 == 0 and cache["head_dim"] <= MAX_HEAD_DIM,
+            "program-shape",
+            f"cache {name!r}: head_dim is {cache['head_dim']}, expected a multiple of 4 up to {MAX_HEAD_DIM}",
+        )
     for name, table in program["tables"].items():
-        if not (isinstance(table, dict) and table.get("kind") == "rope" and _numbers(table.get("inv_freq"))):
-            raise ContractError(
-                "operation", f"program.json: table {name!r}: expected kind 'rope' with inv_freq numbers"
-            )
-        if not _number(table.get("scale")):
-            raise ContractError("operation", f"program.json: table {name!r}: scale is no number")
+        good = isinstance(table, dict) and table.get("kind") == "rope" and _numbers(table.get("inv_freq"))
+        _expect(good, "operation", f"table {name!r}: expected kind 'rope' with inv_freq numbers")
+        _expect(_number(table.get("scale")), "operation", f"table {name!r}: scale is no number")
+
+
+def _check_choice(program: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Token choice: one operation each, on the same logits, whose columns are the ids that embeddings hold."""
+    for section, name in (("greedy", "argmax"), ("random", "sample")):
+        ops = [op["op"] for op in program[section]]
+        _expect(ops == [name], "operation", f"{section!r} holds {short(ops)}, expected one {name}")
+    names = [program[section][0]["logits"] for section in ("greedy", "random")]
+    _expect(names[0] == names[1], "reference", f"greedy and random read different logits: {short(names)}")
+    vocabulary = logits_columns(program)
+    for section, where, op in operations(program):
+        choice = op["op"] in ("argmax", "sample")
+        _expect(not choice or section in ("greedy", "random"), "operation", f"{where}: not allowed in {section}")
+        rows = tensors[op["w"]][1][0] if op["op"] == "embed" else vocabulary
+        _expect(rows == vocabulary, "program-shape", f"{where}: {rows} rows, expected one a logit, {vocabulary}")
+
+
+def logits_columns(program: Mapping[str, Any]) -> int:
+    """Size of the vocabulary that a checked program chooses from."""
+    return int(program["values"][program["greedy"][0]["logits"]]["shape"][1])
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A finite number that float32 holds; not True and False, which are integers to Python."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_F32_MAX <= value <= _F32_MAX
 
 
 def _positive(value: Any) -> bool:
@@ -91,70 +113,51 @@ def _numbers(value: Any) -> bool:
 class _Checker:
     """One operation's fields, references and shapes."""
 
-    def __init__(self, program: Mapping, tensors: Mapping, where: str, op: Mapping, spec: Mapping):
+    def __init__(self, program: Mapping[str, Any], tensors: Mapping, where: str, op: Mapping, spec: Mapping[str, Any]):
         self.program, self.tensors, self.where, self.op, self.spec = program, tensors, where, op, spec
 
     def run(self, written: set[str]) -> None:
         self._scalars()
-        reads = {field: self._value(field, kind) for field, kind in self._reads().items()}
-        for field in self._reads():
-            self._expect(
-                self.op[field] in written,
-                "reference",
-                f"value {self.op[field]!r} is read before it is written",
-            )
-        writes = {field: self._value(field, kind) for field, kind in self.spec.get("writes", {}).items()}
-        if self.op.get("accumulate"):
-            self._expect(
-                self.op["out"] in written,
-                "reference",
-                f"value {self.op['out']!r} is read before it is written",
-            )
-        self._shapes({**reads, **writes})
+        reads: dict[str, str] = self.spec.get("reads", {})
+        writes: dict[str, str] = self.spec.get("writes", {})
+        values = {field: self._value(field, kind) for field, kind in {**reads, **writes}.items()}
+        read = [self.op[field] for field in reads]
+        for field in writes:
+            name = self.op[field]
+            self._expect(name not in read, "reference", f"value {name!r} is read and written at once")
+            if self.op.get("accumulate"):
+                read.append(name)
+        for name in read:
+            self._expect(name in written, "reference", f"value {name!r} is read before it is written")
+        getattr(self, f"_shapes_{self.op['op']}")(values)
         written.update(self.op[field] for field in writes)
 
-    def _reads(self) -> Mapping[str, str]:
-        return self.spec.get("reads", {})
-
     def _expect(self, condition: bool, rule: str, message: str) -> None:
-        if not condition:
-            raise ContractError(rule, f"program.json: {self.where}: {message}")
+        _expect(condition, rule, f"{self.where}: {message}")
+
+    def _field(self, field: str, good: bool, expected: str) -> None:
+        self._expect(good, "operation", f"{field} is {short(self.op.get(field))}, expected {expected}")
 
     def _scalars(self) -> None:
         for field, default in self.spec.get("numbers", {}).items():
-            self._expect(
-                _number(self.op.get(field, default)),
-                "operation",
-                f"{field} is {self.op.get(field)!r}, expected a number",
-            )
+            self._field(field, _number(self.op.get(field, default)), "a number")
         for field in self.spec.get("integers", ()):
-            self._expect(
-                _positive(self.op.get(field)),
-                "operation",
-                f"{field} is {self.op.get(field)!r}, expected a positive integer",
-            )
+            self._field(field, _positive(self.op.get(field)), "a positive integer")
         for field, allowed in self.spec.get("strings", {}).items():
-            self._expect(
-                self.op.get(field) in allowed,
-                "operation",
-                f"{field} is {self.op.get(field)!r}, expected one of {', '.join(allowed)}",
-            )
+            self._field(field, self.op.get(field) in allowed, f"one of {', '.join(allowed)}")
         for field in self.spec.get("flags", ()):
-            self._expect(
-                isinstance(self.op.get(field, False), bool),
-                "operation",
-                f"{field} is {self.op.get(field)!r}, expected true or false",
-            )
+            self._field(field, isinstance(self.op.get(field, False), bool), "true or false")
+
+    def _named(self, field: str, kind: str) -> str:
+        """The name in a field, of a value, cache or table."""
+        name = self.op.get(field)
+        known = isinstance(name, str) and name in self.program[f"{kind}s"]
+        self._expect(known, "reference", f"{field} names no {kind}: {short(name)}")
+        return str(name)
 
     def _value(self, field: str, kind: str) -> tuple[str, int]:
         """(leading symbol, columns) of the value that a field names."""
-        name = self.op.get(field)
-        self._expect(
-            isinstance(name, str) and name in self.program["values"],
-            "reference",
-            f"{field} names no value: {name!r}",
-        )
-        value = self.program["values"][name]
+        value = self.program["values"][self._named(field, "value")]
         dtype = value["dtype"]
         right = kind == "any" or (dtype in INTEGER_ACTIVATIONS if kind == "integer" else dtype == kind)
         self._expect(right, "operation", f"{field} is {dtype}, expected {kind}")
@@ -162,19 +165,11 @@ class _Checker:
 
     def _tensor(self, field: str, dimensions: int) -> tuple[int, ...]:
         name = self.op.get(field)
-        self._expect(
-            isinstance(name, str) and name in self.tensors, "reference", f"{field} names no tensor: {name!r}"
-        )
-        shape = self.tensors[name][1]
-        self._expect(
-            len(shape) == dimensions,
-            "program-shape",
-            f"tensor {name!r} has shape {list(shape)}, expected {dimensions} dimensions",
-        )
+        known = isinstance(name, str) and name in self.tensors
+        self._expect(known, "reference", f"{field} names no tensor: {short(name)}")
+        shape: tuple[int, ...] = self.tensors[name][1]
+        self._equal(f"number of dimensions of tensor {name!r}", len(shape), dimensions)
         return shape
-
-    def _shapes(self, values: Mapping[str, tuple[str, int]]) -> None:
-        getattr(self, f"_shapes_{self.op['op']}")(values)
 
     def _equal(self, what: str, found: Any, expected: Any) -> None:
         self._expect(found == expected, "program-shape", f"{what} is {found}, expected {expected}")
@@ -211,22 +206,15 @@ class _Checker:
         self._same_lead(values, "x")
         encoding = self.tensors[self.op["w"]][0]
         integer = self.program["values"][self.op["x"]]["dtype"] in INTEGER_ACTIVATIONS
-        self._expect(
-            encoding == "ternary" or not integer,
-            "operation",
-            f"integer activations need a ternary tensor, found {encoding}",
-        )
+        fits = encoding == "ternary" or not integer
+        self._expect(fits, "operation", f"integer activations need a ternary tensor, found {encoding}")
 
     def _caches(self) -> tuple[int, int, int]:
         heads, kv_heads, head_dim = (self.op[name] for name in ("heads", "kv_heads", "head_dim"))
         self._equal("heads modulo kv_heads", heads % kv_heads, 0)
-        for field in self.spec["caches"]:
-            name = self.op.get(field)
-            self._expect(
-                isinstance(name, str) and name in self.program["caches"],
-                "reference",
-                f"{field} names no cache: {name!r}",
-            )
+        names = [self._named(field, "cache") for field in self.spec["caches"]]
+        self._expect(len(set(names)) == len(names), "reference", f"k and v are the same cache {names[0]!r}")
+        for name in names:
             cache = self.program["caches"][name]
             self._equal(f"cache {name!r}", (cache["heads"], cache["head_dim"]), (kv_heads, head_dim))
         return heads, kv_heads, head_dim
@@ -235,13 +223,9 @@ class _Checker:
         heads, kv_heads, head_dim = self._caches()
         self._equal("x", values["x"], ("T", (heads + 2 * kv_heads) * head_dim))
         self._equal("out", values["out"], ("T", heads * head_dim))
-        name = self.op.get("rope")
-        self._expect(
-            isinstance(name, str) and name in self.program["tables"],
-            "reference",
-            f"rope names no table: {name!r}",
-        )
-        self._equal(f"length of table {name!r}", len(self.program["tables"][name]["inv_freq"]), head_dim // 2)
+        name = self._named("rope", "table")
+        found = len(self.program["tables"][name]["inv_freq"])
+        self._equal(f"length of table {name!r}", found, head_dim // 2)
 
     def _shapes_attention(self, values: Mapping) -> None:
         heads, _, head_dim = self._caches()

@@ -34,7 +34,8 @@ def resident_codes(trits: np.ndarray) -> np.ndarray:
     codes[:, :columns] = (trits + 1).astype(np.uint32)
     slots = codes.reshape(rows, blocks, 4, 4, 4)  # [N, block, word, slot s, byte b]
     shifts = (8 * np.arange(4) + 2 * np.arange(4)[:, None]).astype(np.uint32)
-    return np.bitwise_or.reduce(slots << shifts, axis=(-1, -2)).astype(np.uint32)
+    words: np.ndarray = np.bitwise_or.reduce(slots << shifts, axis=(-1, -2)).astype(np.uint32)
+    return words
 
 
 def expand(weight: WeightTensor) -> np.ndarray:
@@ -48,18 +49,15 @@ def dequantize(weight: WeightTensor, rows: slice | np.ndarray = slice(None)) -> 
     if weight.encoding == "ternary":
         values = unpack_trits(data, columns)
     elif weight.encoding == "q4":
-        values = (
-            np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)[:, :columns].astype(np.int8) - 8
-        )
+        values = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)[:, :columns].astype(np.int8) - 8
     else:
         values = data[:, :columns]
     values = values.astype(F32)
     if weight.scales is None:
         return values
     scales = weight.row_scales()[rows]
-    if not weight.group:
-        return values * scales[:, None]
-    return values * np.repeat(scales, weight.group, axis=1)[:, :columns]
+    values *= np.repeat(scales, weight.group, axis=1)[:, :columns] if weight.group else scales[:, None]
+    return values
 
 
 # --- activations -----------------------------------------------------------------------------------------------
@@ -76,7 +74,8 @@ class Quantized:
     @property
     def sums(self) -> np.ndarray:
         """Sums of q over blocks of 64 columns, i32 ``[T, ceil(K/64)]``."""
-        return _blocks(self.q).sum(axis=-1, dtype=np.int32)
+        sums: np.ndarray = _blocks(self.q).sum(axis=-1, dtype=np.int32)
+        return sums
 
     @property
     def words(self) -> np.ndarray:
@@ -125,7 +124,8 @@ def embed(weight: WeightTensor, ids: np.ndarray, multiplier: float = 1.0) -> np.
 def norm(x: np.ndarray, gain: np.ndarray, eps: float) -> np.ndarray:
     """RMSNorm: x / sqrt(mean(x^2) + eps) * gain, f32 ``[T, K]``."""
     mean = np.mean(np.square(x, dtype=np.float64), axis=-1, keepdims=True)
-    return x * (1.0 / np.sqrt(mean + eps)).astype(F32) * gain
+    normed: np.ndarray = x * (1.0 / np.sqrt(mean + eps)).astype(F32) * gain
+    return normed
 
 
 def glu(x: np.ndarray, act: str, gain: np.ndarray | None = None, eps: float = 0.0) -> np.ndarray:
@@ -137,11 +137,13 @@ def glu(x: np.ndarray, act: str, gain: np.ndarray | None = None, eps: float = 0.
 
 def _silu(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
-        return x / (F32(1) + np.exp(-x))
+        y: np.ndarray = x / (F32(1) + np.exp(-x))
+        return y
 
 
 def _gelu_tanh(x: np.ndarray) -> np.ndarray:
-    return F32(0.5) * x * (F32(1) + np.tanh(F32(np.sqrt(2 / np.pi)) * (x + F32(0.044715) * x**3)))
+    y: np.ndarray = F32(0.5) * x * (F32(1) + np.tanh(F32(np.sqrt(2 / np.pi)) * (x + F32(0.044715) * x**3)))
+    return y
 
 
 _ACTS = {"silu": _silu, "relu2": lambda x: np.square(np.maximum(x, 0)), "gelu_tanh": _gelu_tanh}
@@ -181,16 +183,20 @@ def linear(
 def _linear_integer(x: Quantized, weight: WeightTensor, trits: np.ndarray) -> np.ndarray:
     scales = weight.row_scales()
     if not weight.group:
-        return integer_sums(trits, x.q).astype(F32) * x.scale[:, None] * scales
+        y = integer_sums(trits, x.q).astype(F32)
+        y *= x.scale[:, None]
+        y *= scales
+        return y
     total = np.zeros((len(x.q), weight.rows), dtype=F32)
     for index in range(weight.groups):
         columns = slice(index * weight.group, (index + 1) * weight.group)
         total += integer_sums(trits[:, columns], x.q[:, columns]).astype(F32) * scales[:, index]
-    return total * x.scale[:, None]
+    total *= x.scale[:, None]
+    return total
 
 
 def rope_table(inv_freq: np.ndarray, scale: float, capacity: int) -> np.ndarray:
-    """(cos, sin) of position x frequency, f32 ``[S, head_dim/2, 2]``; the product is rounded to f32 as in transformers."""
+    """(cos, sin) of position x frequency, f32 ``[S, head_dim/2, 2]``; the product is rounded to f32, as in torch."""
     angles = np.arange(capacity, dtype=F32)[:, None] * np.asarray(inv_freq, dtype=F32)
     wide = angles.astype(np.float64)
     return (np.stack([np.cos(wide), np.sin(wide)], axis=-1) * scale).astype(F32)
@@ -208,10 +214,12 @@ def cache_round_trip(x: np.ndarray, kv: str) -> np.ndarray:
     """What a KV cache of this kind gives back for ``[T, heads, head_dim]``."""
     if kv == "f16":
         limit = F32(constant("kv_f16_max"))
-        return np.clip(x, -limit, limit).astype(np.float16).astype(F32)
+        halves: np.ndarray = np.clip(x, -limit, limit).astype(np.float16).astype(F32)
+        return halves
     if kv == "q8":
         scale, q = quantize_cache(x)
-        return q * scale[..., None]
+        q *= scale[..., None]
+        return q
     return x
 
 
@@ -232,4 +240,5 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, scale:
     scores = np.where(future, -np.inf, scores)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hts,shd->thd", weights, v).astype(F32).reshape(tokens, -1)
+    mixed: np.ndarray = np.einsum("hts,shd->thd", weights, v).astype(F32).reshape(tokens, -1)
+    return mixed

@@ -116,8 +116,8 @@ fn sum_above(thread: u32) -> u32 {
 }
 
 // The key at which a sum over the keys from the greatest down first reaches `wanted` >= 1: of ones (unit = 0),
-// or of the weights of the keys >= lowest. Digit by digit of eight bits. 0 where it never does.
-fn select_key(thread: u32, row: u32, wanted: u32, lowest: u32, m: f32, unit: f32) -> u32 {
+// or of weights. Digit by digit of eight bits. 0 where it never does.
+fn select_key(thread: u32, row: u32, wanted: u32, m: f32, unit: f32) -> u32 {
     var prefix = 0u;
     var rest = wanted;
     for (var level = 0u; level < 4u; level++) {
@@ -130,7 +130,7 @@ fn select_key(thread: u32, row: u32, wanted: u32, lowest: u32, m: f32, unit: f32
             let l = scaled(row, i);
             let k = key(l);
             // A shift by 32 is not defined: two shifts of at most 24 and 8.
-            if (k >= lowest && (k >> shift) >> 8u == prefix) {
+            if ((k >> shift) >> 8u == prefix) {
                 var amount = 1u;
                 if (unit > 0.0) {
                     amount = weight(l, m, unit);
@@ -264,7 +264,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     let m = value_of(highest);
     var lowest = 0u;
     if (top_k > 0u && top_k < params.vocabulary) {
-        lowest = select_key(thread, row, top_k, 0u, m, 0.0);
+        lowest = select_key(thread, row, top_k, m, 0.0);
     }
     let unit = TOTAL / sum_of_exponentials(thread, row, lowest, m);
     let run = (params.vocabulary + WORKGROUP - 1u) / WORKGROUP;
@@ -277,8 +277,9 @@ fn main(@builtin(local_invocation_index) thread: u32) {
             found_above = above + counts[0];
         }
         let all = workgroupUniformLoad(&found_above);
-        let wanted = min(u32(ceil(top_p * f32(all))), all);
-        lowest = max(lowest, select_key(thread, row, max(wanted, 1u), lowest, m, unit));
+        // At most what the kept ones weigh, so that the sum is reached among them.
+        let wanted = clamp(u32(ceil(top_p * f32(all))), 1u, all);
+        lowest = max(lowest, select_key(thread, row, wanted, m, unit));
     }
     // By key, so that a tie with the threshold is decided as it is in the comparison of floats.
     lowest = max(lowest, key(m + bitcast<f32>(sampling[3])));

@@ -15,7 +15,10 @@ _MIN_P_OFF = -3.0e38
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off."""
+    """How the next token is chosen. ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
+
+    Raises ValueError naming an option that is out of its range.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -25,17 +28,21 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        ranges = {
-            "temperature": (self.temperature, 0, 100),
-            "top_k": (self.top_k, 0, 2**31 - 1),
-            "top_p": (self.top_p, 1e-6, 1),
-            "min_p": (self.min_p, 0, 1),
-            "repetition_penalty": (self.repetition_penalty, 0.01, 100),
-            "seed": (self.seed, 0, 2**64 - 1),
-        }
-        for name, (value, low, high) in ranges.items():
-            if not low <= value <= high:
-                raise ValueError(f"{name} is {value}, expected {low} to {high}")
+        if self.temperature != 0:  # below 1e-4 a logit over the temperature could leave float32
+            self._require("temperature", 1e-4, 100, "0, or ")
+        self._require("top_p", 1e-6, 1)
+        self._require("min_p", 0, 1)
+        self._require("repetition_penalty", 0.01, 100)
+        self._require("top_k", 0, 2**31 - 1)
+        self._require("seed", 0, 2**64 - 1)
+        for name in ("top_k", "seed"):
+            if not isinstance(getattr(self, name), int):
+                raise ValueError(f"{name} is {getattr(self, name)}, expected an integer")
+
+    def _require(self, name: str, low: float, high: float, other: str = "") -> None:
+        value = getattr(self, name)
+        if not low <= value <= high:
+            raise ValueError(f"{name} is {value}, expected {other}{low} to {high}")
 
     @property
     def greedy(self) -> bool:
@@ -104,7 +111,8 @@ def _nucleus_threshold(scaled: np.ndarray, weights: np.ndarray, top_p: float) ->
     order = np.argsort(-scaled, kind="stable")
     running = np.cumsum(weights[order].astype(np.uint64))
     target = int(np.ceil(F32(top_p) * F32(running[-1])))
-    return scaled[order[min(int(np.searchsorted(running, target)), len(order) - 1)]]
+    last = min(int(np.searchsorted(running, target)), len(order) - 1)
+    return np.float32(scaled[order[last]])
 
 
 def sample(logits: np.ndarray, options: Sampling, position: int) -> int:

@@ -97,7 +97,7 @@ def binding_bytes(kernel: Kernel, symbols: Mapping[str, Any]) -> dict[str, int]:
 
 def workgroups(kernel: Kernel, symbols: Mapping[str, Any]) -> tuple[int, int, int]:
     """Workgroups to dispatch; more than 65535 along x are folded over x and y."""
-    x, y, z = (int(evaluate(dim, constants(kernel, symbols) | symbols)) for dim in kernel.dispatch)
+    x, y, z = (int(evaluate(dim, {**symbols, **constants(kernel, symbols)})) for dim in kernel.dispatch)
     if x > _MAX_GROUPS:
         y = -(-x // _MAX_GROUPS)
         x = -(-x // y)

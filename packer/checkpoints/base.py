@@ -59,7 +59,5 @@ def require_finite(values: np.ndarray, path: Path, name: str) -> np.ndarray:
     """The values, or CheckpointError naming file and tensor."""
     if not np.isfinite(values).all():
         bad = int(values.size - np.isfinite(values).sum())
-        raise CheckpointError(
-            f"{path}: tensor {name} has {bad} NaN or infinite values; the checkpoint is damaged"
-        )
+        raise CheckpointError(f"{path}: tensor {name} has {bad} NaN or infinite values; the checkpoint is damaged")
     return values

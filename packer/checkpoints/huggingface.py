@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (teaches NumPy, and so safetensors, bfloat16 and float8)
+import ml_dtypes  # noqa: F401  (teaches NumPy, and so safetensors, bfloat16)
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -18,15 +18,18 @@ from .base import CheckpointInfo, TokenizerFiles, require_finite
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 NOTICES = ("LICENSE", "NOTICE")
-_FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
+#: dtype as safetensors names it, and shape.
+Layout = tuple[str, tuple[int, ...]]
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}  # not float8, whose tensors mean nothing without scales of their own
 
 
 class FolderCheckpoint:
-    """An open folder; see ``base.Checkpoint``."""
+    """An open folder; see ``base.Checkpoint``. A file is mapped only while it is read, so that memory stays small."""
 
     def __init__(self, path: Path, info: CheckpointInfo, where: Mapping[str, str]):
         self.path, self.info, self._where = path, info, where
-        self._files: dict[str, Any] = {}
+        self._layouts: dict[str, dict[str, Layout]] = {}
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
@@ -34,42 +37,42 @@ class FolderCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape as stored. Raises CheckpointError if the tensor is missing."""
-        return tuple(self._slice(name).get_shape())
+        return self._layout(name)[1]
 
     def is_packed(self, name: str) -> bool:
         """Whether the tensor holds packed bytes."""
-        return self._slice(name).get_dtype() == "U8"
+        return self._layout(name)[0] == "U8"
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows as uint8 (packed) or float32; scalars and vectors of scales come as they are shaped."""
-        view = self._slice(name)
-        dtype = view.get_dtype()
+        dtype, shape = self._layout(name)
+        file = self.path / self._where[name]
         if dtype != "U8" and dtype not in _FLOATS:
-            raise CheckpointError(
-                f"{self._file_of(name)}: tensor {name} has type {dtype}, expected a float type or packed U8"
-            )
-        values = view[start:stop] if view.get_shape() else self._open(self._where[name]).get_tensor(name)
-        if dtype == "U8":
-            return values
-        return require_finite(values.astype(np.float32), self._file_of(name), name)
+            raise CheckpointError(f"{file}: tensor {name} has type {dtype}, expected a float type or packed U8")
+        try:
+            with open_safetensors(file) as opened:
+                values: np.ndarray = opened.get_slice(name)[start:stop] if shape else opened.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{file}: tensor {name} of shape {list(shape)} cannot be read: {error}") from None
+        with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, and is refused
+            return values if dtype == "U8" else require_finite(values.astype(np.float32), file, name)
 
-    def _file_of(self, name: str) -> Path:
-        return self.path / self._where[name]
-
-    def _slice(self, name: str) -> Any:
+    def _layout(self, name: str) -> Layout:
         if name not in self._where:
             raise CheckpointError(f"{self.path}: tensor {name} is missing; the checkpoint is incomplete")
-        try:
-            return self._open(self._where[name]).get_slice(name)
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"{self._file_of(name)}: tensor {name}: {error}; the file disagrees with the index"
-            ) from None
+        file = self._where[name]
+        if file not in self._layouts:
+            with open_safetensors(self.path / file) as opened:
+                self._layouts[file] = tensor_layouts(opened)
+        if name not in self._layouts[file]:
+            raise CheckpointError(f"{self.path / file}: tensor {name} is not in it, though the index says so")
+        return self._layouts[file][name]
 
-    def _open(self, file: str) -> Any:
-        if file not in self._files:
-            self._files[file] = open_safetensors(self.path / file)
-        return self._files[file]
+
+def tensor_layouts(opened: Any) -> dict[str, Layout]:
+    """key -> (dtype, shape) of an open safetensors file."""
+    slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
+    return {key: (view.get_dtype(), tuple(view.get_shape())) for key, view in slices.items()}
 
 
 def open_safetensors(path: Path) -> Any:
@@ -104,7 +107,7 @@ def read_json(path: Path, why: str) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; {why}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
@@ -115,15 +118,16 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     """Tokenizer files of a folder; ``chat_template.jinja`` is put into the config where the config has no template."""
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
-        raise CheckpointError(
-            f"{tokenizer}: missing; put the model's tokenizer.json there or give --tokenizer FOLDER"
-        )
+        raise CheckpointError(f"{tokenizer}: missing; put the model's tokenizer.json there or give --tokenizer FOLDER")
     read_json(tokenizer, "")
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file, "") if config_file.exists() else {}
     template = folder / "chat_template.jinja"
     if template.is_file():
-        config["chat_template"] = template.read_text(encoding="utf-8")
+        try:
+            config["chat_template"] = template.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{template}: not UTF-8 text ({error})") from None
     return TokenizerFiles(tokenizer.read_bytes(), json_bytes(config))
 
 
@@ -138,17 +142,17 @@ def _tensor_files(path: Path) -> dict[str, str]:
         where = read_json(index, "").get("weight_map")
         if not isinstance(where, dict) or not where:
             raise CheckpointError(f"{index}: field weight_map is missing or empty")
-        for file in sorted({str(name) for name in where.values()}):
-            if Path(file).name != file:
-                raise CheckpointError(f"{index}: shard {file!r} is not a file name in the folder")
+        for name, file in where.items():
+            if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
+                raise CheckpointError(f"{index}: field weight_map: {name}: {file!r} is no name of a file in the folder")
+        for file in sorted(set(where.values())):
             if not (path / file).is_file():
-                raise CheckpointError(
-                    f"{path / file}: the shard that the index names is missing; download it again"
-                )
+                raise CheckpointError(f"{path / file}: the shard that the index names is missing; download it again")
         return where
     if not (path / SINGLE).is_file():
         raise CheckpointError(f"{path}: expected {SINGLE} or {INDEX}, found neither")
-    return dict.fromkeys(open_safetensors(path / SINGLE).keys(), SINGLE)
+    with open_safetensors(path / SINGLE) as opened:
+        return dict.fromkeys(opened.keys(), SINGLE)
 
 
 def _license(path: Path) -> str:

@@ -61,7 +61,7 @@ def decoder(config: Fields, family: str, *, sub_norms: bool, default_theta: floa
 
 def _act(config: Fields) -> str:
     name = config.get("hidden_act")
-    if name not in _ACTS:
+    if not isinstance(name, str) or name not in _ACTS:
         raise CheckpointError(f"{config.where}: hidden_act is {name!r}, expected one of {', '.join(_ACTS)}")
     return _ACTS[name]
 

@@ -91,7 +91,8 @@ def _yarn(base: np.ndarray, scaling: Fields, theta: float, factor: float, origin
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
     ramp = np.clip((np.arange(half) - low) / (high - low or 0.001), 0, 1)
-    return base / factor * ramp + base * (1 - ramp)
+    mixed: np.ndarray = base / factor * ramp + base * (1 - ramp)
+    return mixed
 
 
 def _yarn_attention(scaling: Fields, factor: float) -> float:

@@ -69,9 +69,7 @@ class Transformer:
             found += self._layer_tensors(layer)
         found.append(Vector("final_norm", (("model.norm.weight", self.hidden),)))
         if not self.tied:
-            found.append(
-                Matrix("lm_head", (("lm_head.weight", self.vocabulary),), self.hidden, is_embedding=True)
-            )
+            found.append(Matrix("lm_head", (("lm_head.weight", self.vocabulary),), self.hidden, is_embedding=True))
         return found
 
     def _layer_tensors(self, layer: int) -> list[Matrix | Vector]:
@@ -93,24 +91,18 @@ class Transformer:
             *self._linear(f"{ours}.o", attention, {"o_proj": self.hidden}, width, self.attention_bias),
             Vector(f"{ours}.post_norm", ((f"{theirs}.post_attention_layernorm.weight", self.hidden),)),
             *self._linear(f"{ours}.gate_up", mlp, gate_up, self.hidden, self.mlp_bias),
-            Vector(f"{ours}.ffn_sub_norm", ((f"{mlp}.ffn_sub_norm.weight", self.ffn),))
-            if self.sub_norms
-            else None,
+            Vector(f"{ours}.ffn_sub_norm", ((f"{mlp}.ffn_sub_norm.weight", self.ffn),)) if self.sub_norms else None,
             *self._linear(f"{ours}.down", mlp, {"down_proj": self.hidden}, self.ffn, self.mlp_bias),
         ]
         return [tensor for tensor in found if tensor is not None]
 
     @staticmethod
-    def _linear(
-        name: str, module: str, rows: Mapping[str, int], columns: int, bias: bool
-    ) -> list[Matrix | Vector]:
+    def _linear(name: str, module: str, rows: Mapping[str, int], columns: int, bias: bool) -> list[Matrix | Vector]:
         found: list[Matrix | Vector] = [
             Matrix(name, tuple((f"{module}.{part}.weight", count) for part, count in rows.items()), columns)
         ]
         if bias:
-            found.append(
-                Vector(f"{name}.bias", tuple((f"{module}.{part}.bias", n) for part, n in rows.items()))
-            )
+            found.append(Vector(f"{name}.bias", tuple((f"{module}.{part}.bias", n) for part, n in rows.items())))
         return found
 
     def program(self, encodings: Mapping[str, str], activations: str) -> dict[str, Any]:

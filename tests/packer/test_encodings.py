@@ -128,9 +128,7 @@ def test_decoded_values_are_found_again(encoding: str, low: int, high: int) -> N
     random = np.random.default_rng(4)
     codes = random.integers(low, high + 1, size=(200, 32))
     codes[np.arange(200), random.integers(0, 32, size=200)] = low
-    scales = (2.0 ** random.integers(-14, 5, size=(200, 1)) * random.uniform(1, 2, (200, 1))).astype(
-        np.float16
-    )
+    scales = (2.0 ** random.integers(-14, 5, size=(200, 1)) * random.uniform(1, 2, (200, 1))).astype(np.float16)
     values = codes.astype(np.float32) * scales.astype(np.float32)
     np.testing.assert_array_equal(round_trip(encoding, values), values)
 

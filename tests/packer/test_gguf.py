@@ -72,9 +72,7 @@ def test_weights_are_those_that_transformers_loads(tmp_path: Path, kinds: list[Q
         np.testing.assert_array_equal(rows, values, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    "name", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.down_proj"]
-)
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.down_proj"])
 def test_slices_are_parts_of_the_whole(tmp_path: Path, name: str) -> None:
     checkpoint = open_gguf(write_model(tmp_path / "model.gguf", [Q.Q4_1, Q.Q8_0]))
     name = f"model.layers.1.{name}.weight"

@@ -101,9 +101,7 @@ def test_rope_freqs_of_llama_3(tmp_path: Path) -> None:
         "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     }  # fmt: skip
-    theirs = LlamaConfig(
-        hidden_size=HIDDEN, num_attention_heads=HEADS, head_dim=HEAD_DIM, rope_parameters=rope
-    )
+    theirs = LlamaConfig(hidden_size=HIDDEN, num_attention_heads=HEADS, head_dim=HEAD_DIM, rope_parameters=rope)
     frequencies = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")[0].numpy()
     plain = 500000.0 ** -(np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
 
@@ -122,17 +120,13 @@ def test_bitnet_act_is_never_guessed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"hidden_activation.*relu2, silu"):
         open_gguf(path)
     assert (
-        open_gguf(write_bitnet(tmp_path / "named.gguf", "bitnet", hidden_activation="silu")).info.config[
-            "hidden_act"
-        ]
+        open_gguf(write_bitnet(tmp_path / "named.gguf", "bitnet", hidden_activation="silu")).info.config["hidden_act"]
         == "silu"
     )
     folder = tmp_path / "original"
     folder.mkdir()
     (folder / "config.json").write_text('{"hidden_act": "relu2"}')
-    (folder / "tokenizer.json").write_bytes(
-        open_gguf(write_model(tmp_path / "l.gguf")).info.tokenizer.tokenizer
-    )
+    (folder / "tokenizer.json").write_bytes(open_gguf(write_model(tmp_path / "l.gguf")).info.tokenizer.tokenizer)
     assert open_gguf(path, folder).info.config["hidden_act"] == "relu2"
     with pytest.raises(CheckpointError, match="'hidden_activation' is 'gelu'"):
         open_gguf(write_bitnet(tmp_path / "other.gguf", "bitnet", hidden_activation="gelu"))

@@ -109,9 +109,7 @@ def test_real_tokenizer_is_the_models_own(smollm: GgufHeader) -> None:
     merges = [" ".join(pair) for pair in merges_of(tokenizer)]
     content = json.dumps([whole["model"]["vocab"], merges], sort_keys=True).encode()
     assert hashlib.sha256(content).hexdigest() == SMOLLM_VOCABULARY
-    assert [(token["id"], token["special"]) for token in whole["added_tokens"]] == [
-        (i, True) for i in range(17)
-    ]
+    assert [(token["id"], token["special"]) for token in whole["added_tokens"]] == [(i, True) for i in range(17)]
     config = json.loads(files.config)
     template = config.pop("chat_template")
     assert template.startswith("{% for message in messages %}")
@@ -181,9 +179,7 @@ def test_names_are_compared_without_case() -> None:
     assert tokenizer_files(loud, None) == tokenizer_files(plain, None)
 
 
-@pytest.mark.parametrize(
-    ("pre", "whole"), [("llama-bpe", True), ("tekken", True), ("dbrx", False), ("gpt-2", False)]
-)
+@pytest.mark.parametrize(("pre", "whole"), [("llama-bpe", True), ("tekken", True), ("dbrx", False), ("gpt-2", False)])
 def test_words_of_the_vocabulary_that_no_merge_reaches(pre: str, whole: bool) -> None:
     """llama.cpp's ``ignore_merges``, as in the tokenizer.json of Llama 3."""
     tokens, _, types = byte_level_vocabulary()
@@ -196,9 +192,7 @@ def test_special_and_user_defined_tokens() -> None:
     tokenizer = tokenizer_of(header())
     found = ids(tokenizer, "<|im_start|>a<think><|im_end|>")
     assert found == [1, tokens.index("a"), tokens.index("<think>"), 2]
-    assert (
-        tokenizer.decode(found) == "a<think>"
-    )  # control tokens are no part of the text, user-defined ones are
+    assert tokenizer.decode(found) == "a<think>"  # control tokens are no part of the text, user-defined ones are
 
 
 @pytest.mark.parametrize(
@@ -303,9 +297,7 @@ def test_ends_are_all_collected() -> None:
     assert special_token_ids(header(**more), required=True) == (1, [2, n])
     assert special_token_ids(header(eos_token_id=0), required=True) == (1, [0, 2])
     assert special_token_ids(header(eos_token_id=None, bos_token_id=None), required=False) == (None, [2])
-    with pytest.raises(
-        CheckpointError, match=r"model\.gguf: field 'tokenizer\.ggml\.eos_token_id' is missing"
-    ):
+    with pytest.raises(CheckpointError, match=r"model\.gguf: field 'tokenizer\.ggml\.eos_token_id' is missing"):
         special_token_ids(header(eos_token_id=None), required=True)
 
 
@@ -377,6 +369,4 @@ def test_bad_metadata_is_named(fields: Fields, message: str) -> None:
 
 
 def test_the_same_file_gives_the_same_bytes() -> None:
-    assert tokenizer_files(header(add_bos_token=True), None) == tokenizer_files(
-        header(add_bos_token=True), None
-    )
+    assert tokenizer_files(header(add_bos_token=True), None) == tokenizer_files(header(add_bos_token=True), None)

@@ -145,3 +145,16 @@ def test_the_real_page(packs: Path) -> None:
     assert __version__ in page.text
     for url in ("/engine/index.js", "/engine/worker.js", "/vendor/tokenizers.js", "/shaders/kernels.json"):
         assert client.get(url).status_code == 200, url
+
+
+def test_everything_for_a_visit_without_network(packs: Path) -> None:
+    client = TestClient(create_app(packs), base_url="http://localhost:8000")
+    worker = client.get("/sw.js")
+    assert worker.status_code == 200
+    assert worker.headers["content-type"].startswith("text/javascript")
+    assert worker.headers["cache-control"] == "no-cache"
+    urls = client.get("/api/assets").json()
+    assert {"/", "/api/models", "/app/main.js", "/engine/worker.js", "/shaders/kernels.json"} <= set(urls)
+    assert not any(url.startswith("/packs") or url.endswith(".py") for url in urls)
+    for url in urls:
+        assert client.get(url).status_code == 200, url

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import wgpu
 
+from shaders import native as native_module
 from shaders import native_cases, program
 from shaders.interpreter import ReferenceModel
 from shaders.native import NativeModel, shared_device
@@ -70,10 +71,7 @@ def test_logits_are_the_references(variant: str) -> None:
     native, reference = both(**VARIANTS[variant])
     with native:
         bound = 5e-3 if VARIANTS[variant]["activations"] == "a8" else 2e-5
-        assert (
-            difference(native.step(PROMPT, rows=len(PROMPT)), reference.step(PROMPT, rows=len(PROMPT)))
-            < bound
-        )
+        assert difference(native.step(PROMPT, rows=len(PROMPT)), reference.step(PROMPT, rows=len(PROMPT))) < bound
         for token in (8, 190):
             assert difference(native.step([token]), reference.step([token])) < bound
         assert native.position == reference.position == len(PROMPT) + 2
@@ -120,7 +118,7 @@ def test_logits_of_one_row_or_all(model: NativeModel) -> None:
     "options",
     [Sampling(), Sampling(temperature=1.2, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.3, seed=7)],
 )
-def test_tokens_chosen_on_the_gpu(options: Sampling) -> None:
+def test_tokens_chosen_on_the_gpu(options: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ids as the reference's choice from the native logits, one submit a token or many."""
     description, tensors = tiny_model()
     with NativeModel(description, tensors, capacity=60, keep_logits=True) as native:
@@ -129,10 +127,9 @@ def test_tokens_chosen_on_the_gpu(options: Sampling) -> None:
     seen[PROMPT] = True
     for index, (token, logits) in enumerate(steps):
         assert logits is not None
-        assert token == sample(
-            penalize(logits, seen, options.repetition_penalty), options, len(PROMPT) + index
-        )
+        assert token == sample(penalize(logits, seen, options.repetition_penalty), options, len(PROMPT) + index)
         seen[token] = True
+    monkeypatch.setattr(native_module, "_WAVE_SECONDS", 1000)  # submits of 1, 2, 4, 8 and 9 steps
     with NativeModel(description, tensors, capacity=60) as native:
         assert [token for token, _ in native.generate(PROMPT, options, 25)] == [token for token, _ in steps]
         assert native.position == len(PROMPT) + 24
@@ -145,14 +142,13 @@ def test_greedy_text_is_the_references() -> None:
         assert [token for token, _ in native.generate(PROMPT, Sampling(), 20)] == expected
 
 
-def test_stop_token_ends_and_leaves_a_usable_cache(model: NativeModel) -> None:
+def test_stop_token_ends_and_leaves_a_usable_cache(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_module, "_WAVE_SECONDS", 1000)  # so that the GPU runs on beyond the stop token
     every = [token for token, _ in model.generate(PROMPT, Sampling(temperature=2.0, seed=3), 20)]
     model.truncate(0)
     place = next(index for index in range(6, 20) if every[index] not in every[:index])
     stop = every[place]
-    stopped = [
-        token for token, _ in model.generate(PROMPT, Sampling(temperature=2.0, seed=3), 20, stop={stop})
-    ]
+    stopped = [token for token, _ in model.generate(PROMPT, Sampling(temperature=2.0, seed=3), 20, stop={stop})]
     assert stopped == every[: place + 1]
     assert model.position == len(PROMPT) + place
     after = model.step([stop])
@@ -180,9 +176,7 @@ def test_penalty_counts_the_history(model: NativeModel) -> None:
 # 64 rows of 36 columns are 2 KiB in q4, 4 KiB in q8, 5 KiB in f16 and 9 KiB in f32.
 @pytest.mark.parametrize("embedding", ["q8", "q4", "f16", "f32"])
 def test_tall_matrices_in_pieces(embedding: str) -> None:
-    description, tensors = tiny_model(
-        embedding=embedding, shape=Shape(kv_heads=1, head_dim=8, layers=1), bias=True
-    )
+    description, tensors = tiny_model(embedding=embedding, shape=Shape(kv_heads=1, head_dim=8, layers=1), bias=True)
     with NativeModel(description, tensors, capacity=15) as whole:
         expected = whole.step(PROMPT, rows=len(PROMPT))
         ids = [token for token, _ in whole.generate([1], Sampling(), 1)]
@@ -190,9 +184,7 @@ def test_tall_matrices_in_pieces(embedding: str) -> None:
     with NativeModel(description, tensors, capacity=15, binding_limit=limit, max_tokens_per_step=3) as native:
         assert len(native._store.pieces["embed"]) > 1
         assert native._store.pieces["embed"][1].symbols["ROW0"] % 64 == 0
-        np.testing.assert_allclose(
-            native.step(PROMPT, rows=len(PROMPT)), expected, atol=np.ptp(expected) * 5e-3
-        )
+        np.testing.assert_allclose(native.step(PROMPT, rows=len(PROMPT)), expected, atol=np.ptp(expected) * 5e-3)
         assert [token for token, _ in native.generate([1], Sampling(), 1)] == ids
 
 
@@ -207,9 +199,7 @@ def test_rows_that_no_binding_holds() -> None:
 
 def test_context_that_no_binding_holds() -> None:
     description, tensors = tiny_model()
-    with pytest.raises(
-        DeviceUnsupported, match=r"cache k\.0 needs a buffer of 480,000 bytes, .* at most 4,096 tokens"
-    ):
+    with pytest.raises(DeviceUnsupported, match=r"cache k\.0 needs a buffer of 480,000 bytes, .* at most 4,096 tokens"):
         NativeModel(description, tensors, capacity=10_000, binding_limit=4096 * 48)
 
 

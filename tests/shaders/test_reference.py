@@ -165,18 +165,14 @@ def test_sizes_of_the_resident_layout() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    arrays.arrays(np.float32, (2, 7), elements=st.floats(-1e6, 1e6, width=32)), st.sampled_from(["a8", "a16"])
-)
+@given(arrays.arrays(np.float32, (2, 7), elements=st.floats(-1e6, 1e6, width=32)), st.sampled_from(["a8", "a16"]))
 def test_quantization_is_within_half_a_step(x: np.ndarray, kind: str) -> None:
     found = reference.quantize(x, kind)
     limit = 127 if kind == "a8" else 32639
     assert np.abs(found.q).max(initial=0) <= limit
     # Half a step, and the rounding of the scale and of the product: 2 parts in 2^24 of up to `limit` steps.
     slack = 0.5 + limit * 2.0**-22
-    assert (
-        np.abs(found.q * found.scale[:, None].astype(np.float64) - x) <= slack * found.scale[:, None]
-    ).all()
+    assert (np.abs(found.q * found.scale[:, None].astype(np.float64) - x) <= slack * found.scale[:, None]).all()
 
 
 def test_quantization_rounds_half_to_even() -> None:
@@ -193,18 +189,14 @@ def test_tiny_activations_use_the_floor() -> None:
 # --- products ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("columns", "low", "high"), [(64, -128, 127), (6912, -128, 127), (576, -32639, 32639)]
-)
+@pytest.mark.parametrize(("columns", "low", "high"), [(64, -128, 127), (6912, -128, 127), (576, -32639, 32639)])
 def test_integer_sums_are_exact(columns: int, low: int, high: int) -> None:
     random = np.random.default_rng(0)
     trits = random_trits(5, columns)
     q = random.integers(low, high + 1, size=(4, columns)).astype(np.int32)
     q[0], trits[0] = low, 1  # the greatest sum
     q[1], trits[1] = high, -1
-    np.testing.assert_array_equal(
-        reference.integer_sums(trits, q), q.astype(np.int64) @ trits.T.astype(np.int64)
-    )
+    np.testing.assert_array_equal(reference.integer_sums(trits, q), q.astype(np.int64) @ trits.T.astype(np.int64))
 
 
 def test_integer_sums_are_exact_where_float32_would_not_be() -> None:
@@ -272,9 +264,7 @@ def test_norm_is_llamas() -> None:
         np.testing.assert_allclose(reference.norm(x, gain, 1e-5), expected, rtol=4e-6)
 
 
-@pytest.mark.parametrize(
-    ("act", "name"), [("silu", "silu"), ("relu2", "relu2"), ("gelu_tanh", "gelu_pytorch_tanh")]
-)
+@pytest.mark.parametrize(("act", "name"), [("silu", "silu"), ("relu2", "relu2"), ("gelu_tanh", "gelu_pytorch_tanh")])
 def test_activations_are_those_of_transformers(act: str, name: str) -> None:
     from transformers.activations import ACT2FN
 

@@ -33,9 +33,7 @@ def test_a_changed_file_is_not_current() -> None:
 
 def test_it_is_small_and_covers_every_kernel() -> None:
     assert selfcheck.FILE.stat().st_size < selfcheck.MOST_BYTES
-    assert {case.kernel for case in selfcheck.stored_cases()} == {
-        kernel.name for kernel in contract.kernels()
-    }
+    assert {case.kernel for case in selfcheck.stored_cases()} == {kernel.name for kernel in contract.kernels()}
 
 
 @pytest.mark.parametrize("case", selfcheck.stored_cases(), ids=lambda case: case.name)

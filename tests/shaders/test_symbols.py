@@ -72,9 +72,7 @@ def test_tuned_symbols_replace_defaults() -> None:
     assert workgroups(kernel, symbols | {"WORKGROUP": 128}) == (2, 1, 3)
 
 
-@pytest.mark.parametrize(
-    ("rows", "grid"), [(65535, (65535, 1, 1)), (65536, (32768, 2, 1)), (151936, (50646, 3, 1))]
-)
+@pytest.mark.parametrize(("rows", "grid"), [(65535, (65535, 1, 1)), (65536, (32768, 2, 1)), (151936, (50646, 3, 1))])
 def test_many_workgroups_are_folded(rows: int, grid: tuple[int, int, int]) -> None:
     found = workgroups(KERNELS["dequantize"], {"N": rows, "encoding": "q8", "scale": "group"})
     assert found == grid and found[0] * found[1] >= rows

@@ -1,4 +1,4 @@
-"""The WGSL files against kernels.json: headers, bindings, parameters, overrides, and limits that any WebGPU device has."""
+"""The WGSL files against kernels.json, and against the limits that any WebGPU device has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(contract.__file__).parent
 FILES = sorted(path.name for path in FOLDER.glob("*.wgsl"))
 BY_NAME = {kernel.name: kernel for kernel in contract.kernels()}
 MOST_THREADS, MOST_STORAGE_BUFFERS, MOST_WORKGROUP_BYTES = 256, 8, 16384
-TYPE_BYTES = {"u32": 4, "i32": 4, "f32": 4, "atomic<u32>": 4, "vec4<f32>": 16, "vec4<u32>": 16}
+TYPE_BYTES = {"u32": 4, "i32": 4, "f32": 4, "atomic<u32>": 4, "atomic<i32>": 4, "vec4<f32>": 16, "vec4<u32>": 16}
 
 
 def source(file: str) -> str:
@@ -55,8 +55,7 @@ def test_header_has_formula_bindings_dispatch_and_limits(kernel: Kernel) -> None
 def test_bindings_are_those_of_the_contract(kernel: Kernel) -> None:
     pattern = r"@group\(0\) @binding\((\d+)\) var<(\w+)(?:, (\w+))?> (\w+): ([^;]+);"
     found = {
-        int(at): (space, access, name, kind)
-        for at, space, access, name, kind in re.findall(pattern, code(kernel.file))
+        int(at): (space, access, name, kind) for at, space, access, name, kind in re.findall(pattern, code(kernel.file))
     }
     assert code(kernel.file).count("@binding") == len(found)
     expected = {0: ("uniform", "", "params", "Params")}

@@ -179,9 +179,7 @@ def tiny_model(
         "ops_version": 1,
         "values": values,
         "caches": {f"{kind}.{layer}": cache for kind in "kv" for layer in range(shape.layers)},
-        "tables": {
-            "rope": {"kind": "rope", "inv_freq": [float(np.float32(f)) for f in frequencies], "scale": 1.0}
-        },
+        "tables": {"rope": {"kind": "rope", "inv_freq": [float(np.float32(f)) for f in frequencies], "scale": 1.0}},
         "body": body,
         "logits": [
             {"op": "norm", "x": "h", "gain": vector("final_norm", shape.hidden), "eps": 1e-5, "out": "hn"},

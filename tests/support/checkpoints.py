@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 #: Ids of the byte tokenizer: 0..255 are bytes in the order of ByteLevel's alphabet, then these.
@@ -46,9 +47,7 @@ TINY: dict[str, Any] = {
 def byte_tokenizer() -> Tokenizer:
     """One token a byte, and ChatML's special tokens: any text goes in and comes back."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(
-        models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[])
-    )
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
@@ -83,9 +82,7 @@ def tiny_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarr
         return (1 + 0.2 * random.standard_normal(length)).astype(np.float32)
 
     def embedding() -> np.ndarray:
-        values = 0.25 * random.standard_normal(
-            (config["vocab_size"], hidden)
-        )  # small, so that the layers matter
+        values = 0.25 * random.standard_normal((config["vocab_size"], hidden))  # small, so that the layers matter
         return values.astype(np.float16).astype(np.float32)
 
     tensors = {"model.embed_tokens.weight": embedding(), "model.norm.weight": gain(hidden)}

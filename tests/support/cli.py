@@ -9,6 +9,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from packer.cli import main
 
@@ -28,7 +29,8 @@ def run_cli(*arguments: object) -> CliResult:
     """``python -m packer ARGUMENTS`` in this process."""
     out, err = io.StringIO(), io.StringIO()
     status = 0
-    with redirect_stdout(out), redirect_stderr(err):
+    # Wide, so that no word of a message is cut in two.
+    with redirect_stdout(out), redirect_stderr(err), patch.dict(os.environ, {"COLUMNS": "200"}):
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as end:

@@ -56,9 +56,7 @@ def save_model(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
 
 def load_model(folder: Path) -> PreTrainedModel:
     """A checkpoint in float32; transformers leaves the floats of a quantized one as they are stored."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     for parameter in [*model.parameters(), *model.buffers()]:
         if parameter.is_floating_point():
             parameter.data = parameter.data.float()

@@ -1,0 +1,170 @@
+"""Tensors of a checkpoint into a pack: encodes each in pieces of rows, and reports what was done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shaders.contract import quotient_up
+from shaders.reference import dequantize
+from shaders.weights import WeightTensor
+
+from . import encodings
+from .checkpoints import Checkpoint
+from .errors import CheckpointError
+from .linears import piece_spans, read_rows
+from .manifest import TensorEntry, data_layout
+from .models import Matrix, Vector
+from .ternarize import Ternary
+from .writer import HEADER_BYTES_A_KEY, PackWriter
+
+
+@dataclass
+class TensorReport:
+    """What happened to one tensor. error: relative RMS error of the stored values; exact: no value changed."""
+
+    name: str
+    encoding: str
+    weights: int
+    bytes: int
+    exact: bool
+    error: float
+    zeros: float | None = None
+
+
+class TensorEncoder:
+    """Puts tensors into a writer, one after another. reports: one for each, in order."""
+
+    def __init__(self, checkpoint: Checkpoint, writer: PackWriter):
+        self.checkpoint, self.writer = checkpoint, writer
+        self.reports: list[TensorReport] = []
+
+    def vector(self, vector: Vector) -> None:
+        """Store a vector as f32. Raises CheckpointError if a source does not fit."""
+        parts = [read_rows(self.checkpoint, name, (length,), 0, length) for name, length in vector.sources]
+        values = np.concatenate(parts)
+        self.writer.add(f"{vector.name}.data.0", values)
+        self.writer.entries[vector.name] = TensorEntry(vector.name, "f32", (vector.length,), None, (), 0, (1,))
+        self.reports.append(TensorReport(vector.name, "f32", vector.length, values.nbytes, True, 0.0))
+
+    def ternary(self, matrix: Matrix, parts: Sequence[Ternary]) -> None:
+        """Store ternary parts, stacked, without loss."""
+        kind, group, scales = _merge_scales(matrix, parts)
+        counts = tuple(rows for _, rows in matrix.sources) if kind == "parts" else ()
+        entry = self._entry(matrix, "ternary", kind, counts, group)
+        size, zeros = scales.nbytes, 0
+        for index, (start, stop) in enumerate(_spans(entry.slices)):
+            packed = []
+            for part, first, last in self._pieces(matrix, start, stop):
+                trits = parts[part].trits[first:last]
+                zeros += trits.size - int(np.count_nonzero(trits))
+                packed.append(encodings.encode_trits(trits))
+            data = np.concatenate(packed)
+            size += data.nbytes
+            self.writer.add(f"{matrix.name}.data.{index}", data)
+            if kind != "parts":
+                self.writer.add(f"{matrix.name}.scale.{index}", scales[start:stop])
+        if kind == "parts":
+            self.writer.add(f"{matrix.name}.scale", scales)
+        weights = matrix.rows * matrix.columns
+        self.reports.append(TensorReport(matrix.name, "ternary", weights, size, True, 0.0, zeros / weights))
+
+    def floats(self, matrix: Matrix, encoding: str, parts: Sequence[Ternary | None]) -> None:
+        """Store a matrix in q8, q4, f16 or f32; parts that are ternary are multiplied out."""
+        group = encodings.GROUP if encoding in ("q8", "q4") else 0
+        entry = self._entry(matrix, encoding, None, (), group)
+        size, squares, errors = 0, 0.0, 0.0
+        for index, (start, stop) in enumerate(_spans(entry.slices)):
+            data, scales = [], []
+            for part, first, last in self._pieces(matrix, start, stop):
+                values = self._values(matrix, part, parts[part], first, last)
+                encoded, scale = self._encode(matrix, values, encoding)
+                error = values - _decoded(encoded, scale, encoding, values.shape)
+                squares += float(np.square(values, dtype=np.float64).sum())
+                errors += float(np.square(error, dtype=np.float64).sum())
+                data.append(encoded)
+                scales += [] if scale is None else [scale]
+            arrays = {"data": data, "scale": scales} if scales else {"data": data}
+            for kind, pieces in arrays.items():
+                array = np.concatenate(pieces)
+                size += array.nbytes
+                self.writer.add(f"{matrix.name}.{kind}.{index}", array)
+        # Rounded, since the last digits of a long sum depend on the machine.
+        relative = float(f"{np.sqrt(errors / squares):.4g}") if squares else 0.0
+        weights = matrix.rows * matrix.columns
+        self.reports.append(TensorReport(matrix.name, encoding, weights, size, errors == 0, relative))
+
+    def _entry(
+        self, matrix: Matrix, encoding: str, kind: str | None, parts: tuple[int, ...], group: int
+    ) -> TensorEntry:
+        slices = _slices(matrix, encoding, self.writer.shard_bytes - 2 * HEADER_BYTES_A_KEY)
+        entry = TensorEntry(matrix.name, encoding, (matrix.rows, matrix.columns), kind, parts, group, slices)
+        self.writer.entries[matrix.name] = entry
+        return entry
+
+    @staticmethod
+    def _pieces(matrix: Matrix, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Rows ``start:stop`` of the stacked sources as (source, its first row, its last), in pieces."""
+        base = 0
+        for part, (_, rows) in enumerate(matrix.sources):
+            first, last = max(start, base), min(stop, base + rows)
+            for span in piece_spans(first - base, last - base, matrix.columns):
+                yield part, *span
+            base += rows
+
+    def _values(self, matrix: Matrix, index: int, part: Ternary | None, start: int, stop: int) -> np.ndarray:
+        if part is not None:
+            return part.values(start, stop)
+        name, rows = matrix.sources[index]
+        return read_rows(self.checkpoint, name, (rows, matrix.columns), start, stop)
+
+    def _encode(self, matrix: Matrix, values: np.ndarray, encoding: str) -> tuple[np.ndarray, np.ndarray | None]:
+        try:
+            if encoding == "q8":
+                return encodings.encode_q8(values)
+            if encoding == "q4":
+                return encodings.encode_q4(values)
+            return (encodings.encode_f16 if encoding == "f16" else encodings.encode_f32)(values), None
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.checkpoint.path}: tensor {matrix.name}: {error}") from None
+
+
+def _slices(matrix: Matrix, encoding: str, shard_bytes: int) -> tuple[int, ...]:
+    """Rows of each slice: as many as a shard holds, in multiples of 64."""
+    most = max(64, shard_bytes // row_bytes(encoding, matrix.columns) // 64 * 64)
+    full, rest = divmod(matrix.rows, most)
+    return (most,) * full + ((rest,) if rest else ())
+
+
+def row_bytes(encoding: str, columns: int) -> int:
+    """Most bytes that a row takes in a pack, its scales included."""
+    dtype, width = data_layout(encoding, columns)
+    return width * {"U8": 1, "I8": 1, "F16": 2, "F32": 4}[dtype] + 2 * quotient_up(columns, encodings.GROUP) + 4
+
+
+def _spans(slices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for rows in slices:
+        yield start, start + rows
+        start += rows
+
+
+def _merge_scales(matrix: Matrix, parts: Sequence[Ternary]) -> tuple[str, int, np.ndarray]:
+    """(scale kind, group, scales) of stacked parts; parts of different kinds fall back to one scale a row."""
+    kinds = {(part.scale_kind, part.group) for part in parts}
+    if len(kinds) == 1:
+        kind, group = kinds.pop()
+        return kind, group, np.concatenate([part.scales for part in parts])
+    if any(part.scale_kind == "group" for part in parts):
+        raise CheckpointError(
+            f"tensor {matrix.name}: its parts have scales of different kinds {sorted(kinds)}; not supported"
+        )
+    rows = [np.broadcast_to(part.scales, (len(part.trits),)) for part in parts]
+    return "row", 0, np.concatenate(rows)
+
+
+def _decoded(data: np.ndarray, scales: np.ndarray | None, encoding: str, shape: tuple[int, ...]) -> np.ndarray:
+    group = encodings.GROUP if scales is not None else 0
+    return dequantize(WeightTensor("", encoding, shape, data, scales, None, (), group))

@@ -1,0 +1,201 @@
+/**
+ * Shapes that more than one module of the page uses. Types only: nothing here runs.
+ *
+ * @typedef {'none'|'loading'|'ready'|'lost'|'failed'} EngineStatus
+ * @typedef {'streaming'|'finished'|'stopped'|'length'|'context-full'|'interrupted'|'failed'} AnswerStatus
+ *
+ * One entry of `GET /api/models`. Sizes in bytes; `bytes` is the whole download.
+ * @typedef {object} Model
+ * @property {string} id
+ * @property {string} url
+ * @property {string} name
+ * @property {string|null} description
+ * @property {string} family
+ * @property {string|null} license
+ * @property {number} parameters
+ * @property {number} bytes
+ * @property {number} resident_bytes
+ * @property {{layers: number, kv_heads: number, head_dim: number}} kv
+ * @property {number} context
+ * @property {string} activations
+ * @property {number} bits_per_weight
+ * @property {number|null} ternary_bits_per_weight
+ * @property {string|null} grade
+ * @property {boolean} default
+ *
+ * @typedef {object} Adapter
+ * @property {string} vendor
+ * @property {string} architecture
+ * @property {string} device
+ * @property {string} description
+ *
+ * @typedef {object} Support
+ * @property {boolean} webgpu
+ * @property {string|null} code
+ * @property {string|null} message
+ * @property {Adapter|null} adapter
+ * @property {Record<string, number>|null} limits
+ * @property {string[]} features
+ *
+ * @typedef {object} PlanProblem
+ * @property {string} code
+ * @property {string} message
+ * @property {number} [needed]
+ * @property {number} [available]
+ *
+ * What a model would need on this device. Sizes in bytes.
+ * @typedef {object} Plan
+ * @property {string} name
+ * @property {number} downloadBytes
+ * @property {number} storedBytes
+ * @property {number} weightsBytes
+ * @property {number} kvBytes
+ * @property {number} kvBytesPerToken
+ * @property {number} workBytes
+ * @property {number} totalBytes
+ * @property {number} contextLength
+ * @property {number} maxContextLength
+ * @property {boolean} fits
+ * @property {PlanProblem[]} problems
+ *
+ * @typedef {object} PlanState
+ * @property {Plan|null} plan
+ * @property {Problem|null} problem
+ *
+ * Any failure, as plain data that a view can show.
+ * @typedef {object} Problem
+ * @property {string} code
+ * @property {string} message
+ * @property {string} action
+ * @property {Record<string, unknown>} detail
+ *
+ * @typedef {object} Info
+ * @property {string} url
+ * @property {string} name
+ * @property {string|null} license
+ * @property {number} parameters
+ * @property {number} contextLength
+ * @property {number} maxContextLength
+ * @property {string} kvCache
+ * @property {string} activations
+ * @property {number} weightsBytes
+ * @property {number} kvBytes
+ * @property {number} workBytes
+ * @property {number} bitsPerWeight
+ * @property {string|null} grade
+ * @property {Adapter|null} adapter
+ * @property {string[]} kernels
+ *
+ * @typedef {'plan'|'download'|'expand'|'compile'|'check'|'ready'} Phase
+ *
+ * @typedef {object} ProgressEvent
+ * @property {Phase} phase
+ * @property {number} loaded
+ * @property {number} total
+ * @property {'bytes'|'tensors'|'kernels'} unit
+ * @property {number} [bytesPerSecond]
+ * @property {number} [secondsLeft]
+ * @property {number} [stored]
+ *
+ * @typedef {object} Progress
+ * @property {Partial<Record<Phase, ProgressEvent>>} phases
+ * @property {Partial<Record<Phase, number>>} startedAt  ms since the load began
+ * @property {Phase} current
+ * @property {number} fraction  0 to 1, never falls
+ *
+ * @typedef {object} EngineState
+ * @property {EngineStatus} status
+ * @property {string|null} modelId
+ * @property {Info|null} info
+ * @property {Progress|null} progress
+ * @property {Problem|null} problem
+ * @property {number|null} proposedContext  tokens; set when memory was the cause
+ * @property {Record<string, number>|null} loadMs  when each phase of the last load began, in ms
+ *
+ * @typedef {object} Settings
+ * @property {'auto'|'light'|'dark'} theme
+ * @property {string} systemPrompt
+ * @property {number} temperature
+ * @property {number} topP
+ * @property {number} topK
+ * @property {number} minP
+ * @property {number} repetitionPenalty
+ * @property {number|null} seed  null: a new one for each answer
+ * @property {number|null} maxTokens  null: until the model stops or the context ends
+ * @property {number} contextLength
+ * @property {'f16'|'f32'|'q8'} kvCache
+ *
+ * How an answer came to be: enough to make it again.
+ * @typedef {object} Made
+ * @property {string} model
+ * @property {number} contextLength
+ * @property {string} kvCache
+ * @property {string} systemPrompt
+ * @property {number} temperature
+ * @property {number} topP
+ * @property {number} topK
+ * @property {number} minP
+ * @property {number} repetitionPenalty
+ * @property {number|null} maxTokens
+ * @property {number} seed
+ * @property {Usage|null} usage
+ *
+ * @typedef {object} Usage
+ * @property {number} prompt_tokens
+ * @property {number} completion_tokens
+ * @property {number} total_tokens
+ * @property {number} cached_tokens
+ * @property {number} prefill_tokens_per_second
+ * @property {number} decode_tokens_per_second
+ * @property {number} time_to_first_token  seconds
+ *
+ * One piece of a streamed answer, as the engine sends it.
+ * @typedef {object} Chunk
+ * @property {{delta: {content?: string}, finish_reason: string|null}[]} choices
+ * @property {Usage} [usage]  last chunk
+ * @property {{seed?: number, context_used?: number, context_full?: boolean}} [tercet]
+ *
+ * @typedef {object} Message
+ * @property {string} id
+ * @property {'user'|'assistant'} role
+ * @property {string} content
+ * @property {boolean} [dropped]  no longer sent to the model
+ * @property {AnswerStatus} [status]  answers only
+ * @property {Made} [made]  answers only
+ *
+ * @typedef {object} Conversation
+ * @property {Message[]} messages
+ * @property {string} draft  what is typed and not yet sent
+ *
+ * The answer being written.
+ * @typedef {object} Turn
+ * @property {string} answerId
+ * @property {'reading'|'answering'} phase
+ * @property {number} promptTokens
+ * @property {number} tokens
+ * @property {number|null} tokensPerSecond
+ *
+ * @typedef {object} ContextUse
+ * @property {number} used  tokens of the prompt as it would be sent, with the draft
+ *
+ * @typedef {object} State
+ * @property {string} version
+ * @property {Settings} settings
+ * @property {boolean} canStore  whether the browser lets the page keep things
+ * @property {Support|null} support
+ * @property {{status: 'loading'|'ready'|'failed', list: Model[], problem: Problem|null}} models
+ * @property {Record<string, PlanState>} plans
+ * @property {'choose'|'chat'} screen
+ * @property {EngineState} engine
+ * @property {Conversation} conversation
+ * @property {Message[]|null} previous  the chat that "new chat" put away
+ * @property {Turn|null} turn
+ * @property {Problem|null} trouble  why the last answer did not come
+ * @property {ContextUse} context
+ * @property {string|null} editing  id of the message being edited
+ * @property {'settings'|'details'|null} panel
+ * @property {Problem|null} lastProblem  for the bug report
+ *
+ * @typedef {ReturnType<typeof import('./store.js').createStore<State>>} Store
+ */
+export {};

@@ -1,0 +1,220 @@
+/** The buffers of a loaded model and the bind groups of its operations, made once at load. */
+import { STEP_SYMBOLS, encodeParams, takesRows, workgroups } from './contract.js';
+import { TercetError } from './errors.js';
+import { USAGE } from './gpu.js';
+import { cacheBytes, valueBytes } from './memory.js';
+import { pieceSymbols } from './operations.js';
+import { SECTIONS } from './program.js';
+
+/**
+ * @typedef {import('./contract.js').Contract} Contract
+ * @typedef {import('./contract.js').Kernel} Kernel
+ * @typedef {import('./contract.js').Symbols} Symbols
+ * @typedef {import('./program.js').Program} Program
+ * @typedef {import('./program.js').Section} Section
+ * @typedef {import('./operations.js').PlannedProgram} PlannedProgram
+ * @typedef {import('./operations.js').PlannedOperation} PlannedOperation
+ * @typedef {import('./operations.js').Variant} Variant
+ * @typedef {import('./weights.js').Weight} Weight
+ * @typedef {import('./weights.js').WeightPiece} WeightPiece
+ * @typedef {import('./kernels.js').Kernels} Kernels
+ * @typedef {import('./gpu.js').Gpu} Gpu
+ * @typedef {import('./memory.js').KvKind} KvKind
+ * @typedef {{contextLength: number, kvCache: KvKind, chunk: number}} Choice
+ * @typedef {Record<string, GPUBuffer>} Planes
+ *
+ * @typedef {object} Buffers
+ * @property {Record<string, Planes>} values
+ * @property {Record<string, Planes>} caches
+ * @property {Record<string, GPUBuffer>} tables
+ * @property {Record<'ids'|'step'|'ring'|'seen'|'sampling', GPUBuffer>} run
+ *
+ * One dispatch, ready to be recorded.
+ * @typedef {object} Command
+ * @property {GPUComputePipeline} pipeline
+ * @property {GPUBindGroup} group
+ * @property {number} x
+ * @property {number} y
+ * @property {number} z
+ *
+ * A kernel bound to the buffers of an operation, or of one piece of its weights.
+ * @typedef {{kernel: Kernel, symbols: Symbols, pipeline: GPUComputePipeline, group: GPUBindGroup}} Bound
+ * @typedef {{lastRows: boolean, pieces: Bound[][]}} BoundOperation  pieces: for each, its variants
+ */
+
+const { STORAGE, COPY_SRC, COPY_DST, UNIFORM } = USAGE;
+
+/**
+ * @param {Gpu} gpu
+ * @param {Program} program
+ * @param {Contract} contract
+ * @param {number} vocabulary
+ * @param {Choice} choice
+ * @returns {Buffers}
+ */
+export function makeBuffers(gpu, program, contract, vocabulary, { contextLength, kvCache, chunk }) {
+  /** @type {(label: string, sizes: Record<string, number>) => Planes} */
+  const planes = (label, sizes) =>
+    Object.fromEntries(
+      Object.entries(sizes)
+        .filter(([, size]) => size > 0)
+        .map(([plane, size]) => [plane, gpu.buffer(`${label}.${plane}`, size, STORAGE | COPY_SRC)]),
+    );
+  /** @type {<T, U>(things: Record<string, T>, make: (name: string, thing: T) => U) => Record<string, U>} */
+  const each = (things, make) =>
+    Object.fromEntries(Object.entries(things).map(([name, thing]) => [name, make(name, thing)]));
+  return {
+    values: each(program.values, (name, value) => planes(name, valueBytes(value, value.shape[0] === 'R' ? 1 : chunk))),
+    caches: each(program.caches, (name, cache) => {
+      const { data, scale } = cacheBytes(cache, kvCache);
+      return planes(name, { data: data * contextLength, scale: scale * contextLength });
+    }),
+    tables: each(program.tables, (name, table) => gpu.filled(name, ropeTable(table, contextLength), STORAGE)),
+    run: {
+      ids: gpu.buffer('ids', 4 * chunk, STORAGE | COPY_DST),
+      step: gpu.buffer('step', 16, STORAGE | UNIFORM | COPY_DST),
+      ring: gpu.buffer('ring', 4 * contract.constants.ring, STORAGE | COPY_SRC),
+      seen: gpu.buffer('seen', 4 * Math.ceil(vocabulary / 32), STORAGE | COPY_DST),
+      sampling: gpu.buffer('sampling', 32, STORAGE | COPY_DST),
+    },
+  };
+}
+
+/**
+ * cos and sin of f32(position) x frequency, in double precision, times the scale: [S, head_dim / 2, 2].
+ * @param {import('./program.js').Table} table
+ * @param {number} positions
+ */
+export function ropeTable({ inv_freq: frequencies, scale }, positions) {
+  const table = new Float32Array(2 * positions * frequencies.length);
+  let at = 0;
+  for (let position = 0; position < positions; position++) {
+    for (const frequency of frequencies) {
+      const angle = Math.fround(position * Math.fround(frequency));
+      table[at++] = Math.cos(angle) * scale;
+      table[at++] = Math.sin(angle) * scale;
+    }
+  }
+  return table;
+}
+
+/**
+ * Bind every operation; pipelines must be compiled or compiling.
+ * @param {Kernels} kernels
+ * @param {PlannedProgram} planned
+ * @param {Buffers} buffers
+ * @param {Map<string, Weight>} weights
+ * @returns {Promise<Record<Section, BoundOperation[]>>}
+ */
+export async function bindProgram(kernels, planned, buffers, weights) {
+  const binder = new Binder(kernels, buffers, weights);
+  /** @type {Partial<Record<Section, BoundOperation[]>>} */
+  const bound = {};
+  for (const section of SECTIONS) {
+    bound[section] = await Promise.all(planned[section].map((operation) => binder.operation(operation)));
+  }
+  return /** @type {Record<Section, BoundOperation[]>} */ (bound);
+}
+
+class Binder {
+  /**
+   * @param {Kernels} kernels
+   * @param {Buffers} buffers
+   * @param {Map<string, Weight>} weights
+   */
+  constructor(kernels, buffers, weights) {
+    this.kernels = kernels;
+    this.buffers = buffers;
+    this.weights = weights;
+    /** Parameter blocks by content: layers have the same. @type {Map<string, GPUBuffer>} */
+    this.params = new Map();
+  }
+
+  /**
+   * @param {PlannedOperation} operation
+   * @returns {Promise<BoundOperation>}
+   */
+  async operation(operation) {
+    const { tensor } = operation;
+    const pieces = tensor ? this.weight(tensor.name).pieces : [null];
+    const bind = (/** @type {WeightPiece|null} */ piece) =>
+      Promise.all(operation.variants.map((variant) => this.variant(operation, variant, piece)));
+    return { lastRows: operation.lastRows, pieces: await Promise.all(pieces.map(bind)) };
+  }
+
+  /**
+   * @param {PlannedOperation} operation
+   * @param {Variant} variant
+   * @param {WeightPiece|null} piece
+   * @returns {Promise<Bound>}
+   */
+  async variant(operation, { kernel, overrides, symbols }, piece) {
+    const { pipeline, layout } = await this.kernels.compile(kernel, overrides);
+    const all = piece && operation.tensor ? { ...symbols, ...pieceSymbols(operation.tensor, piece) } : symbols;
+    const storage = kernel.bindings.map(({ from }) => {
+      const buffer = this.resolve(operation, from, piece);
+      return buffer && { buffer };
+    });
+    const group = this.kernels.bind(kernel, layout, this.paramsBuffer(kernel, all), this.buffers.run.step, storage);
+    return { kernel, symbols: all, pipeline, group };
+  }
+
+  /** @param {Kernel} kernel @param {Symbols} symbols */
+  paramsBuffer(kernel, symbols) {
+    const block = encodeParams(kernel, symbols);
+    const key = new Uint32Array(block).join();
+    const known = this.params.get(key) ?? this.kernels.gpu.filled(`params of ${kernel.name}`, block, UNIFORM);
+    this.params.set(key, known);
+    return known;
+  }
+
+  /**
+   * The buffer that `from` of kernels.json means for an operation.
+   * @param {PlannedOperation} operation
+   * @param {string} from
+   * @param {WeightPiece|null} piece
+   * @returns {GPUBuffer|null} null: absent here
+   */
+  resolve({ op, spec, label }, from, piece) {
+    const { values, caches, tables, run } = this.buffers;
+    if (from.startsWith('@')) return run[/** @type {keyof Buffers['run']} */ (from.slice(1))];
+    const [field, plane = 'data'] = from.split('.');
+    if (spec.weights?.includes(field)) return piece?.[/** @type {'data'|'scale'} */ (plane)] ?? null;
+    const name = op[field];
+    if ((name ?? null) === null) return null;
+    if (spec.vectors?.includes(field) || spec.optional_vectors?.includes(field)) return this.weight(name).vector;
+    if (spec.caches?.includes(field)) return caches[name][plane] ?? null;
+    if (spec.tables?.includes(field)) return tables[name];
+    if (spec.reads?.[field] || spec.writes?.[field]) return values[name][plane] ?? null;
+    throw new TercetError('internal', `kernels.json binds ${from}, which ${label} does not have.`);
+  }
+
+  /** @param {string} name */
+  weight(name) {
+    return /** @type {Weight} */ (this.weights.get(name));
+  }
+}
+
+/**
+ * The dispatches of some sections for a step of T tokens.
+ * @param {BoundOperation[]} operations
+ * @param {number} tokens
+ * @param {number} rows R
+ * @returns {Command[]}
+ */
+export function commandsFor(operations, tokens, rows) {
+  return operations.flatMap(({ lastRows, pieces }) =>
+    pieces.map((variants) => {
+      const outRows = lastRows ? rows : tokens;
+      const bound = variants.find(({ kernel }) => takesRows(kernel, outRows));
+      if (!bound) throw new TercetError('internal', `No kernel takes ${outRows} rows.`);
+      const { kernel, symbols, pipeline, group } = bound;
+      const [x, y, z] = workgroups(kernel, { ...symbols, ...stepSymbols(outRows, tokens, rows) });
+      return { pipeline, group, x, y, z };
+    }),
+  );
+}
+
+/** @param {number} outRows @param {number} tokens @param {number} rows */
+const stepSymbols = (outRows, tokens, rows) =>
+  Object.fromEntries(STEP_SYMBOLS.map((name, index) => [name, [outRows, tokens, rows][index]]));
