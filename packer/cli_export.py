@@ -105,9 +105,10 @@ def _summary(result: ExportResult) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"whole file: {result.bytes / 1e6:.1f} MB, {result.manifest['bits_per_weight']:.2f} bits a weight over "
-        f"{result.manifest['parameters'] / 1e6:.1f} M parameters; ternary part "
-        f"{_bits_text(result.manifest['ternary_bits_per_weight'])}; {result.seconds:.1f} s",
+        f"all weights: {result.weight_bytes / 1e6:.1f} MB, {result.manifest['bits_per_weight']:.2f} bits a weight over "
+        f"{result.manifest['parameters'] / 1e6:.1f} M parameters, embedding included; ternary part: "
+        f"{_bits_text(result.manifest['ternary_bits_per_weight'])}\n"
+        f"whole pack: {result.bytes / 1e6:.1f} MB with tokenizer and program; {result.seconds:.1f} s",
         highlight=False,
     )
 

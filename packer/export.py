@@ -44,11 +44,12 @@ class ExportOptions:
 
 @dataclass
 class ExportResult:
-    """Summary of an export. bytes: all files of the pack."""
+    """Summary of an export. weight_bytes: the shards. bytes: all files of the pack."""
 
     path: Path
     manifest: dict[str, Any]
     tensors: list[TensorReport] = field(default_factory=list)
+    weight_bytes: int = 0
     seconds: float = 0.0
     bytes: int = 0
 
@@ -97,7 +98,7 @@ class _Exporter:
         program = self.model.program(encodings_used, activations)
         manifest = self._manifest(activations, special)
         self.writer.finish(manifest, program, self._files(manifest))
-        return ExportResult(self.writer.target, manifest, self.encoder.reports)
+        return ExportResult(self.writer.target, manifest, self.encoder.reports, self.writer.shard_total)
 
     def _activations(self, encodings_used: Mapping[str, str]) -> str:
         if "ternary" not in encodings_used.values():
@@ -165,8 +166,8 @@ class _Exporter:
         ternary = [report for report in self.encoder.reports if report.encoding == "ternary"]
         lossless = all(report.exact for report in self.encoder.reports)
         return {
-            "name": self.options.name or _name(self.checkpoint.path),
-            "description": self.options.description,
+            "name": _printable(self.options.name or _name(self.checkpoint.path)),
+            "description": _printable(self.options.description),
             "license": info.license,
             "family": model.family,
             "source": dict(info.source),
@@ -204,6 +205,11 @@ class _Exporter:
 def _name(source: Path) -> str:
     whole = source.resolve()
     return whole.stem if whole.is_file() else whole.name  # a folder's name may well hold a dot: "…-1.58bit"
+
+
+def _printable(text: str) -> str:
+    """Arguments and file names that are no UTF-8 come with halves of surrogate pairs; packs hold none."""
+    return text.encode(errors="replace").decode()
 
 
 def _bits(reports: list[TensorReport]) -> float:

@@ -43,6 +43,12 @@ def bitnet_scheme(config: Mapping[str, Any], where: str) -> BitNetScheme | None:
             f"{where}: quantization_config: use_rms_norm is true, which is not supported: "
             "it adds a norm before each linear"
         )
+    kept = quantization.get("modules_to_not_convert") or []
+    if not isinstance(kept, list) or not set(map(str, kept)) <= {"lm_head", "embed_tokens", "model.embed_tokens"}:
+        raise CheckpointError(
+            f"{where}: quantization_config: modules_to_not_convert is {kept!r}, "
+            "but only the output head and the embedding may stay unconverted here"
+        )
     kind = quantization.get("linear_class", "bitlinear")
     mode = quantization.get("quantization_mode", "offline")
     if kind not in ("bitlinear", "autobitlinear") or mode not in ("offline", "online"):

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+# Before NumPy is imported: on a busy machine BLAS threads wait for each other for most of the time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -133,7 +133,8 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 
 def json_bytes(value: Any) -> bytes:
     """JSON with sorted keys and a final newline: the same value gives the same bytes."""
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return text.encode(errors="backslashreplace")  # half a surrogate pair becomes \udxxx, as JSON escapes it
 
 
 def _tensor_files(path: Path) -> dict[str, str]:

@@ -35,7 +35,7 @@ def test_cards_say_what_each_model_is_and_whether_it_runs_here(open_page: Open) 
         "with a context of 4,096",
     ):
         expect(small).to_contain_text(fact)
-    for fact in ("2.5 bits a weight", "over the whole file", "not measured", "apache-2.0"):
+    for fact in ("2.5 bits a weight", "embedding included", "not measured", "apache-2.0"):
         expect(small).to_contain_text(fact)
     expect(small).to_contain_text("This device can run it.")
     expect(large).to_contain_text("2.41 billion")

@@ -163,6 +163,11 @@ FAULTS: dict[str, tuple[Change, tuple[str, ...]]] = {
     "quantization is text": (config(quantization_config="bitnet"), ("quantization_config",)),
     "quantization is a list": (config(quantization_config=[OFFLINE]), ("quantization_config",)),
     "norms in linears": (config(quantization_config={**OFFLINE, "use_rms_norm": True}), ("use_rms_norm",)),
+    "layers that stay float": (
+        config(quantization_config={**ONLINE, "modules_to_not_convert": ["lm_head", "model.layers.0"]}),
+        ("modules_to_not_convert", "model.layers.0")),
+    "modules are text": (config(quantization_config={**ONLINE, "modules_to_not_convert": "lm_head"}),
+                         ("modules_to_not_convert",)),
     "unknown linear class": (config(quantization_config={**OFFLINE, "linear_class": "x"}), ("linear_class", "'x'")),
     "unknown mode": (config(quantization_config={**OFFLINE, "quantization_mode": "x"}), ("quantization_mode", "'x'")),
     # Tensors

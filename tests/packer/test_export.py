@@ -16,6 +16,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Q
 from safetensors.numpy import load_file, save_file
 
 from packer import writer
@@ -25,6 +26,7 @@ from packer.manifest import TensorEntry
 from packer.pack import Pack
 from packer.writer import PackWriter
 from shaders.reference import dequantize, unpack_trits
+from tests.packer.gguf_files import write_model
 from tests.support.checkpoints import change_json, tiny_checkpoint, tiny_config, tiny_tensors, write_folder
 from tests.support.cli import ROOT, one_error, run_cli, start_cli
 from tests.support.packs import tiny_pack
@@ -52,6 +54,16 @@ def test_the_same_source_gives_the_same_bytes(options: ExportOptions, tmp_path: 
     shutil.copytree(source, tmp_path / "elsewhere" / "model")
     export(tmp_path / "elsewhere" / "model", tmp_path / "deep" / "er" / "two", options)
     assert contents(tmp_path / "one") == contents(tmp_path / "deep" / "er" / "two")
+
+
+def test_a_gguf_file_gives_the_same_bytes(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        source = write_model(tmp_path / folder / "model.gguf", [Q.TQ2_0, Q.Q8_0])
+        export(source, tmp_path / folder / "pack", ExportOptions(linears="q8"))
+        Pack(tmp_path / folder / "pack").verify()
+    assert contents(tmp_path / "a" / "pack") == contents(tmp_path / "b" / "pack")
+    assert Pack(tmp_path / "a" / "pack").manifest["name"] == "model"  # the file's name without its suffix
 
 
 def test_shards_of_the_source_do_not_matter(tmp_path: Path) -> None:
@@ -135,6 +147,16 @@ def test_a_pack_is_named_after_its_source(folder: str, name: str, tmp_path: Path
     """A dot in a folder's name begins no suffix."""
     export(tiny_checkpoint(tmp_path / folder), tmp_path / "pack", ExportOptions())
     assert Pack(tmp_path / "pack").manifest["name"] == name
+
+
+def test_names_that_are_no_unicode_are_made_printable(tmp_path: Path) -> None:
+    """Arguments and file names are bytes to the system; here a lone byte FF, and half a surrogate pair in a file."""
+    source = tiny_checkpoint(tmp_path / "model").rename(tmp_path / os.fsdecode(b"model \xff"))
+    (source / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>", "chat_template": "x", "y": "\\ud83d"}')
+    assert run_cli("export", source, "--out", tmp_path / "one").status == 0
+    assert run_cli("export", source, "--out", tmp_path / "two", "--name", os.fsdecode(b"\xfe")).status == 0
+    assert [Pack(tmp_path / name).manifest["name"] for name in ("one", "two")] == ["model ?", "?"]
+    assert json.loads((tmp_path / "one" / "tokenizer_config.json").read_bytes())["y"] == "\ud83d"
 
 
 @pytest.mark.parametrize(

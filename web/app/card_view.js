@@ -20,7 +20,7 @@ export function createCard(model, actions) {
     Parameters: h('dd', {}, formatParameters(model.parameters)),
     Download: h('dd', {}),
     'GPU memory': h('dd', {}),
-    Weights: h('dd', {}, formatBits(model.bits_per_weight), h('small', {}, 'over the whole file')),
+    Weights: h('dd', {}, formatBits(model.bits_per_weight), h('small', {}, 'embedding included')),
     Quality: h('dd', {}, model.grade ?? 'not measured'),
     Licence: h('dd', {}, model.license ?? 'not stated'),
   };

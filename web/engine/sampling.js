@@ -27,6 +27,8 @@ import { TercetError } from './errors.js';
 
 /** Stands for "off" where the kernel expects ln(min_p). */
 const MIN_P_OFF = -3.0e38;
+/** Below it a logit over the temperature could leave float32. */
+const LOWEST_TEMPERATURE = 1e-4;
 const MAX_STOPS = 16;
 const MAX_SEED = Number.MAX_SAFE_INTEGER;
 
@@ -47,8 +49,8 @@ const RANGES = {
  */
 export function checkSampling(request) {
   const [temperature, topP, topK, minP, penalty, maxTokens] = Object.keys(RANGES).map((name) => inRange(request, name));
-  if (temperature > 0 && !Number.isFinite(Math.fround(1 / temperature))) {
-    throw bad('temperature', temperature, '0 or more than 1e-38');
+  if (temperature > 0 && temperature < LOWEST_TEMPERATURE) {
+    throw bad('temperature', temperature, `0 or at least ${LOWEST_TEMPERATURE}`);
   }
   return {
     temperature,
