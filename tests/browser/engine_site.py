@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import uvicorn
 from starlette.responses import HTMLResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from server.app import create_app
 from server.headers import SECURITY_HEADERS
+from tests.support.browser import serving
 
 PAGE = "/engine-test"
 
@@ -94,14 +92,5 @@ async def cut(scope: Scope) -> None:
 def running_engine_site(packs: Path) -> Iterator[EngineSite]:
     """Serve from a thread of this process."""
     site = EngineSite(packs)
-    server = uvicorn.Server(uvicorn.Config(site, host="127.0.0.1", port=0, log_level="critical"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
-        time.sleep(0.02)
-    site.address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield site
-    server.should_exit = True
-    thread.join(timeout=10)
+    with serving(site, log_level="critical") as site.address:
+        yield site

@@ -89,7 +89,7 @@ export class EngineClient {
   constructor({ url, kvCache, contextLength, maxContextLength, weightsBytes, kvBytes, workBytes }) {
     this.info = {
       url, kvCache, contextLength, maxContextLength, weightsBytes, kvBytes, workBytes,
-      name: url.includes('large') ? 'Large 2B' : 'Small 135M', license: 'apache-2.0', parameters: 134515008,
+      name: url.includes('large') ? 'Large 2B' : 'Small chat model 135M', license: 'apache-2.0', parameters: 134515008,
       activations: 'a8', bitsPerWeight: 2.61, grade: null, eosIds: [2],
       adapter: { vendor: 'acme', architecture: 'road-9', device: '', description: 'Acme Road 9' },
       kernels: ['linear_ternary', 'attention'],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# Boxes that scroll sideways.
+# Boxes that scroll sideways, or that are wider than the window, which cuts them off.
 TOO_WIDE = """() => [...document.querySelectorAll('html, .scroller, .dock, .panel-body, .bar')]
-    .filter((box) => box.scrollWidth > Math.max(box.clientWidth, 1))
+    .filter((box) => box.scrollWidth > Math.max(box.clientWidth, 1) || box.getBoundingClientRect().right > innerWidth)
     .map((box) => box.className || box.tagName)"""
 # Controls that a screen reader could not name.
 UNNAMED = """() => {

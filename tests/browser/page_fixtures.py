@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.browser.page_harness import Open, Site, Visit, load_model, running_browser, running_site
+from tests.browser.page_harness import Open, Site, Visit, load_model, running_site
+from tests.support.browser import running_browser
 
 
 @pytest.fixture(scope="module")

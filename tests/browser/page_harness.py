@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -20,29 +16,20 @@ from playwright.sync_api import (
     Locator,
     Page,
     expect,
-    sync_playwright,
 )
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from server.app import create_app
+from tests.support.browser import serving
 
 Open = Callable[..., Page]
 
 FAKE_ENGINE = Path(__file__).resolve().parent / "fake_engine.js"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 SMALL: dict[str, Any] = {
     "id": "small",
     "url": "/packs/small/",
-    "name": "Small 135M",
+    "name": "Small chat model 135M",
     "description": "A small chat model, ternarized by distillation.",
     "family": "bitnet",
     "license": "apache-2.0",
@@ -128,25 +115,8 @@ class Site:
 def running_site(packs: Path) -> Iterator[Site]:
     """Serve from a thread of this process."""
     site = Site(packs)
-    server = uvicorn.Server(uvicorn.Config(site, host="127.0.0.1", port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert thread.is_alive() and time.monotonic() < deadline, "the server did not start"
-        time.sleep(0.02)
-    site.address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield site
-    server.should_exit = True
-    thread.join(timeout=10)
-
-
-@contextmanager
-def running_browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), headless=True, args=ARGUMENTS)
-        yield browser
-        browser.close()
+    with serving(site) as site.address:
+        yield site
 
 
 class Visit:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import BrowserContext, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page
 
 from packer.export import ExportOptions
 from packer.pack import Pack
@@ -17,7 +17,7 @@ from packer.text import ChatText
 from shaders.interpreter import ReferenceModel
 from shaders.sampling import Sampling
 from tests.browser.engine_site import PAGE, EngineSite, running_engine_site
-from tests.browser.page_harness import ARGUMENTS
+from tests.support.browser import running_browser
 from tests.support.packs import change_manifest, change_program, tiny_pack
 
 SCRIPT = Path(__file__).with_name("engine_page.js").read_text(encoding="utf-8")
@@ -46,11 +46,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineSite]:
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[BrowserContext]:
-    flags = [*ARGUMENTS, "--enable-unsafe-webgpu", "--enable-webgpu-developer-features"]
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), headless=True, args=flags)
-        yield chromium.new_context()
-        chromium.close()
+    with running_browser(webgpu=True) as browser:
+        yield browser.new_context()
 
 
 @pytest.fixture(autouse=True)

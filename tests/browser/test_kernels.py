@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from shaders import contract
 from shaders.case_kit import Case, from_base64
 from shaders.cases import all_cases
-from tests.browser.page_harness import ARGUMENTS
+from tests.support.browser import running_browser
 
 #: Cases of one message to the page.
 BATCH = 20
@@ -35,17 +34,13 @@ class Files(SimpleHTTPRequestHandler):
 def page(root: Path) -> Iterator[Page]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=str(root)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), headless=True, args=[*ARGUMENTS, "--enable-unsafe-webgpu"]
-        )
+    with running_browser(webgpu=True) as browser:
         page = browser.new_page()
         # A first compile takes seconds where the GPU is a CPU.
         page.set_default_timeout(300_000)
         page.goto(f"http://127.0.0.1:{server.server_port}/tests/browser/kernels.html")
         page.wait_for_function("globalThis.runCases !== undefined")
         yield page
-        browser.close()
     server.shutdown()
 
 

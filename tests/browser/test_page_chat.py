@@ -109,7 +109,7 @@ def test_an_answer_tells_how_it_was_made_and_can_be_made_again(chat: Open) -> No
     button(page, "6 tokens · 38.2 tok/s").click()
     made = answers(page).locator("dl")
     for text in (
-        "Small 135M",
+        "Small chat model 135M",
         str(seed),
         "0.7",
         "1.15",

@@ -27,7 +27,7 @@ def test_cards_say_what_each_model_is_and_whether_it_runs_here(open_page: Open) 
     page = open_page({"plans": {LARGE["url"]: TOO_LARGE}, "stored": {URL: 21e6}}, models=[LARGE, SMALL])
     small, large = page.get_by_role("listitem").filter(has=page.locator("dl")).all()
     for fact in (
-        "Small 135M",
+        "Small chat model 135M",
         "135 million",
         "42.1 MB",
         "21 MB stored here",
@@ -47,7 +47,7 @@ def test_cards_say_what_each_model_is_and_whether_it_runs_here(open_page: Open) 
 
 def test_the_context_chosen_decides_the_memory_shown_and_loaded(open_page: Open) -> None:
     page = open_page()
-    card = page.get_by_role("listitem").filter(has_text="Small 135M")
+    card = page.get_by_role("listitem").filter(has_text="Small chat model 135M")
     expect(card).to_contain_text("165 MB")
     page.get_by_role("combobox", name="Context").select_option(label="1,024 tokens")
     expect(card).to_contain_text("94.2 MB")
@@ -60,11 +60,11 @@ def test_the_context_chosen_decides_the_memory_shown_and_loaded(open_page: Open)
 def test_a_stored_model_is_removed_only_after_asking(open_page: Open) -> None:
     page = open_page({"stored": {URL: 42.1e6}})
     expect(page.get_by_text("stored in this browser")).to_be_visible()
-    button(page, "Remove Small 135M").click()
+    button(page, "Remove Small chat model 135M").click()
     expect(page.get_by_text("Remove 42.1 MB?")).to_be_visible()
     button(page, "Keep").click()
     assert calls(page, "remove") == []
-    button(page, "Remove Small 135M").click()
+    button(page, "Remove Small chat model 135M").click()
     button(page, "Remove", exact=True).click()
     expect(button(page, "Download and load")).to_be_visible()
     assert calls(page, "remove") == [{"call": "remove", "url": URL}]
@@ -99,7 +99,7 @@ def test_a_server_without_models_says_how_to_make_one(open_page: Open) -> None:
 def test_loading_shows_one_bar_with_phases_and_can_be_cancelled(open_page: Open) -> None:
     page = open_page({"load": {"hold": "download"}})
     button(page, "Download and load").click()
-    bar = page.get_by_role("progressbar", name="Loading Small 135M")
+    bar = page.get_by_role("progressbar", name="Loading Small chat model 135M")
     expect(bar).to_have_attribute("aria-valuetext", "Downloading, 21.1 of 42.1 MB, 12.3 MB/s, 2 s left")
     expect(page.get_by_text("21.1 of 42.1 MB · 12.3 MB/s · 2 s left")).to_be_visible()
     expect(page.get_by_role("list", name="Steps").get_by_role("listitem")).to_have_text(

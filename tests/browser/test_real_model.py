@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.engine_site import PAGE, EngineSite, running_engine_site
-from tests.browser.page_harness import ARGUMENTS, answers, button, say
+from tests.browser.page_harness import answers, button, say
+from tests.support.browser import running_browser
 from tests.support.real import golden, real_pack
 
 SCRIPT = Path(__file__).with_name("engine_page.js").read_text(encoding="utf-8")
@@ -31,11 +32,8 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    flags = [*ARGUMENTS, "--enable-unsafe-webgpu", "--enable-webgpu-developer-features"]
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), headless=True, args=flags)
+    with running_browser(webgpu=True) as chromium:
         yield chromium
-        chromium.close()
 
 
 def engine_page(browser: Browser, site: EngineSite, pack: str) -> Page:

@@ -1,4 +1,4 @@
-"""The real model on the native GPU: golden ids, KL to the reference, and each operation on the reference's own inputs."""
+"""The real model on the native GPU: golden ids, KL to the reference, and each operation fed the same inputs."""
 
 from __future__ import annotations
 
