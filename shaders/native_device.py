@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -168,6 +170,8 @@ def _last_line(error: Exception) -> str:
 @cache
 def shared_device() -> Device:
     """The process's one device, with the largest buffers that its adapter allows. Raises DeviceMissing."""
+    # Vulkan drivers look for a screen and print an error where this is not set, as on servers and in containers.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     try:
         adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
     except RuntimeError as error:
