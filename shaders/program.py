@@ -205,8 +205,11 @@ class _Checker:
         self._vector("bias", rows)
         self._same_lead(values, "x")
         encoding = self.tensors[self.op["w"]][0]
-        integer = self.program["values"][self.op["x"]]["dtype"] in INTEGER_ACTIVATIONS
-        fits = encoding == "ternary" or not integer
+        dtype = self.program["values"][self.op["x"]]["dtype"]
+        most = self.spec["most_columns"].get(dtype, columns)
+        fits = columns <= most
+        self._expect(fits, "program-shape", f"{dtype} sums of {columns} columns can overflow, expected at most {most}")
+        fits = encoding == "ternary" or dtype not in INTEGER_ACTIVATIONS
         self._expect(fits, "operation", f"integer activations need a ternary tensor, found {encoding}")
 
     def _caches(self) -> tuple[int, int, int]:

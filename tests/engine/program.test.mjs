@@ -71,6 +71,15 @@ test('integer activations need a ternary tensor', () => {
   assert.throws(() => checkProgram(goodProgram(), contract, tensors), fails('pack-invalid', 'operation'));
 });
 
+test('integer sums that could overflow are refused', () => {
+  const narrow = structuredClone(contract.ops);
+  narrow.linear.most_columns.a8 = 7;
+  assert.throws(
+    () => checkProgram(goodProgram(), { ...contract, ops: narrow }, goodTensors()),
+    fails('pack-invalid', 'program-shape'),
+  );
+});
+
 test('an operation cannot read what it writes', () => {
   const program = changed(goodProgram(), 'logits/0/out', 'h');
   assert.throws(() => checkProgram(program, contract, goodTensors()), fails('pack-invalid', 'reference'));

@@ -109,3 +109,10 @@ def test_overrides_become_numbers() -> None:
         kernels()[0], tuned={"WORKGROUP": [64, 128]}, overrides={"ENCODING": "encoding", "GATHER": 1, "ROWS": "N"}
     )
     assert contract.override_values(kernel, SYMBOLS) == {"WORKGROUP": 64, "ENCODING": 1, "GATHER": 1, "ROWS": 130}
+
+
+def test_integer_sums_cannot_overflow() -> None:
+    """The greatest magnitude of a8 is 128 and of a16 32639; a sum of that many of them still fits an i32."""
+    most = contract.document()["ops"]["linear"]["most_columns"]
+    for dtype, magnitude in {"a8": contract.constant("a8_max") + 1, "a16": contract.constant("a16_max")}.items():
+        assert most[dtype] == (2**31 - 1) // magnitude

@@ -255,3 +255,37 @@ def test_any_change_passes_or_is_refused(data: st.DataObject) -> None:
     except ContractError as error:
         assert error.rule in FAULTS
     assert repr(program) == repr(before)
+
+
+@pytest.mark.parametrize("columns", [65795, 65796])
+def test_a16_sums_that_could_overflow_are_refused(columns: int) -> None:
+    program = {
+        "ops_version": 1,
+        "values": {
+            "h": value(columns),
+            "a": value(columns, "a16"),
+            "y": value(16),
+            "last": value(columns, rows="R"),
+            "logits": value(32, rows="R"),
+        },
+        "caches": {},
+        "tables": {},
+        "body": [
+            {"op": "embed", "w": "embed", "out": "h"},
+            {"op": "quantize", "x": "h", "out": "a"},
+            {"op": "linear", "x": "a", "w": "wide", "out": "y"},
+        ],
+        "logits": [
+            {"op": "norm", "x": "h", "gain": "gain", "eps": 1e-5, "out": "last"},
+            {"op": "linear", "x": "last", "w": "embed", "out": "logits"},
+        ],
+        "greedy": [{"op": "argmax", "logits": "logits"}],
+        "random": [{"op": "sample", "logits": "logits"}],
+    }
+    tensors = {"embed": ("q8", (32, columns)), "gain": ("f32", (columns,)), "wide": ("ternary", (16, columns))}
+    if columns == 65795:
+        check(program, tensors)
+        return
+    with pytest.raises(ContractError, match="overflow") as caught:
+        check(program, tensors)
+    assert caught.value.rule == "program-shape"

@@ -42,6 +42,7 @@ import { TercetError } from './errors.js';
  * @property {string[]} [integers]
  * @property {Record<string, string[]>} [strings]
  * @property {string[]} [flags]
+ * @property {Record<string, number>} [most_columns]  of integer activations, so that no sum overflows
  * @property {string[]} [caches]
  * @property {string[]} [tables]
  *

@@ -185,6 +185,12 @@ const SHAPES = {
     check.equal('columns of out', out.shape[1], shape[0]);
     check.vector('bias', shape[0]);
     sameRows(check, x, out);
+    const most = check.spec.most_columns?.[x.dtype] ?? Infinity;
+    check.expect(
+      shape[1] <= most,
+      'program-shape',
+      `${x.dtype} sums of ${shape[1]} columns can overflow, expected at most ${most}`,
+    );
     check.expect(
       encoding === 'ternary' || !isInteger(x.dtype),
       'operation',
