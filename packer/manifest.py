@@ -173,10 +173,6 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
-
-
 def check_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, TensorEntry]:
     """Check ``pack.json`` and return its tensors. Raises PackError naming the field."""
     found = (manifest.get("format"), manifest.get("version"))

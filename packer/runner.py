@@ -13,8 +13,6 @@ from shaders.sampling import Sampling
 from .errors import PackerError
 from .pack import Pack
 
-BACKENDS = ("native", "reference")
-
 
 class Model(Protocol):
     """What both executors offer. ``generate`` yields (id, logits f32 [V] or None)."""

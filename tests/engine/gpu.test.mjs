@@ -173,3 +173,12 @@ test('the memory plan adds up, and what cannot fit is told before a download', (
   assert.deepEqual([problem.code, problem.needed, problem.available], ['limit-too-small', 4000, 3000]);
   assert.match(problem.message, /750/);
 });
+
+test('a renderer on the processor is told from a GPU', async () => {
+  for (const [architecture, software] of [['swiftshader', true], ['ampere', false]]) {
+    const device = Object.assign(new FakeDevice(), { adapterInfo: { vendor: 'acme', architecture } });
+    const { abilities, info } = await adapterOf(device, []);
+    assert.equal(info.software, software);
+    assert.equal(abilities.software, software);
+  }
+});

@@ -3,9 +3,6 @@
 /** @typedef {import('./types.js').Adapter} Adapter */
 /** @typedef {import('./types.js').Support} Support */
 
-/** Renderers that are programs on the processor. */
-const SOFTWARE = /swiftshader|llvmpipe|lavapipe|softpipe|basic render/i;
-
 /** @param {Adapter|null|undefined} adapter @returns {string} as short as it says something, or '' */
 export function adapterName(adapter) {
   if (!adapter) return '';
@@ -19,8 +16,7 @@ export function adapterName(adapter) {
  */
 export function whereItRuns(adapter) {
   const name = adapterName(adapter);
-  const all = adapter ? Object.values(adapter).join(' ') : '';
-  if (SOFTWARE.test(all)) return 'on this machine’s processor, without a GPU, which is slow';
+  if (adapter?.software) return 'on this machine’s processor, without a GPU, which is slow';
   return name ? `on this machine’s GPU (${name})` : 'on this machine’s GPU';
 }
 

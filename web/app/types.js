@@ -28,6 +28,7 @@
  * @property {string} architecture
  * @property {string} device
  * @property {string} description
+ * @property {boolean} [software]  a program on the processor
  *
  * @typedef {object} Support
  * @property {boolean} webgpu

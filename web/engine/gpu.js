@@ -2,7 +2,8 @@
 import { TercetError } from './errors.js';
 
 /**
- * @typedef {{vendor: string, architecture: string, device: string, description: string}} AdapterInfo
+ * @typedef {{vendor: string, architecture: string, device: string, description: string, software: boolean}} AdapterInfo
+ *   software: a program on the processor
  * @typedef {import('./contract.js').Abilities} Abilities
  *
  * What is known before a device is asked for; with a caller's device, of that.
@@ -36,11 +37,12 @@ export async function requestAdapter() {
   }
   const adapter = await gpu.requestAdapter({ powerPreference: 'high-performance' });
   if (!adapter) throw new TercetError('adapter-missing', 'The browser has WebGPU but found no GPU that it may use.');
+  const info = describe(adapter.info);
   return {
     adapter,
     limits: adapter.limits,
-    abilities: { features: adapter.features, language: gpu.wgslLanguageFeatures, software: isSoftware(adapter.info) },
-    info: describe(adapter.info),
+    abilities: { features: adapter.features, language: gpu.wgslLanguageFeatures, software: info?.software },
+    info,
   };
 }
 
@@ -57,25 +59,24 @@ export async function adapterOf(device, language) {
     device.createShaderModule({ label: `asks for ${name}`, code: `requires ${name};` });
     if (!(await device.popErrorScope())) found.add(name);
   }
+  const info = describe(device.adapterInfo);
   return {
     adapter: null,
     limits: device.limits,
-    abilities: { features: device.features, language: found, software: isSoftware(device.adapterInfo) },
-    info: describe(device.adapterInfo),
+    abilities: { features: device.features, language: found, software: info?.software },
+    info,
   };
 }
 
 /** Renderers that are programs on the processor. */
 const SOFTWARE = /swiftshader|llvmpipe|lavapipe|softpipe|basic render/i;
 
-/** @param {GPUAdapterInfo|undefined} info */
-const isSoftware = (info) => SOFTWARE.test(Object.values(describe(info) ?? {}).join(' '));
-
 /** @param {GPUAdapterInfo|undefined} info @returns {AdapterInfo|null} */
 function describe(info) {
   if (!info) return null;
   const { vendor = '', architecture = '', device = '', description = '' } = info;
-  return { vendor, architecture, device, description };
+  const software = SOFTWARE.test([vendor, architecture, device, description].join(' '));
+  return { vendor, architecture, device, description, software };
 }
 
 /**
