@@ -1,27 +1,23 @@
-// argmax: the greedy next token, and the bookkeeping of one decode step.
+// argmax: the greedy choice of each row among `part` logits; accept.wgsl joins the parts.
 //
-//   l[i] = seen[i] ? (logit[i] > 0 ? logit[i] * inv_penalty : logit[i] * penalty) : logit[i]
-//   id   = the lowest i with the greatest l[i]; 4294967295 where that is infinite or any l is NaN
-//   ids[0] = id, ring[produced % ring_size] = id, bit id of seen = 1,
-//   step = (position + tokens, 1, 1, produced + 1)
+//   l[r, i] = seen ? (logit > 0 ? logit * inv_penalty : logit * penalty) : logit
+//   picks[r, part] = key(l) of the greatest l and its i; ties to the lowest i
+//   A token was seen if its bit in seen is set, or if it is one of the drafts ids[1 .. r].
 //
-// logits    f32 [R, V]          read        row R - 1 is used
-// sampling  u32 [8]             read        word 4 penalty, word 5 1 / penalty (f32 bits)
-// step      u32 [4]             read_write  position, tokens T, rows R, produced
-// ids       u32 [1]             read_write
-// ring      u32 [RING]          read_write
-// seen      u32 [ceil(V/32)]    read_write  bit i % 32 of word i / 32
+// logits    f32 [R, V]                    read
+// sampling  u32 [8]                       read   word 4 penalty, word 5 1 / penalty (f32 bits)
+// ids       u32 [R]                       read
+// seen      u32 [ceil(V/32)]              read   bit i % 32 of word i / 32
+// picks     u32 [R, PARTS, 2]             write  key, id
 //
-// One workgroup. WORKGROUP is a multiple of 16, at most 256.
+// One workgroup a part (along x; PARTS = ceil(V / part)) and row (z). WORKGROUP is a multiple of 16, at most 256.
 
 const INVALID: u32 = 0xffffffffu;
-// key() of minus infinity and of infinity; finite numbers lie between, NaN above.
-const LOWEST_KEY: u32 = 0x007fffffu;
-const HIGHEST_KEY: u32 = 0xff800000u;
 
 struct Params {
     vocabulary: u32,
-    ring_size: u32,
+    part: u32,
+    parts: u32,
 }
 
 override WORKGROUP: u32 = 256;
@@ -29,20 +25,27 @@ override WORKGROUP: u32 = 256;
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
 @group(0) @binding(3) var<storage, read> sampling: array<u32>;
-@group(0) @binding(4) var<storage, read_write> step: array<u32>;
-@group(0) @binding(5) var<storage, read_write> ids: array<u32>;
-@group(0) @binding(6) var<storage, read_write> ring: array<u32>;
-@group(0) @binding(7) var<storage, read_write> seen: array<u32>;
+@group(0) @binding(4) var<storage, read> ids: array<u32>;
+@group(0) @binding(5) var<storage, read> seen: array<u32>;
+@group(0) @binding(6) var<storage, read_write> picks: array<u32>;
 
 var<workgroup> best_keys: array<u32, WORKGROUP>;
 var<workgroup> best_ids: array<u32, WORKGROUP>;
 
-fn penalized(row: u32, i: u32) -> f32 {
-    let l = logits[row + i];
-    if ((seen[i >> 5u] & (1u << (i & 31u))) == 0u) {
-        return l;
+fn was_seen(row: u32, i: u32) -> bool {
+    var found = (seen[i >> 5u] & (1u << (i & 31u))) != 0u;
+    for (var draft = 1u; draft <= row; draft++) {
+        found = found || ids[draft] == i;
     }
-    return l * select(bitcast<f32>(sampling[4]), bitcast<f32>(sampling[5]), l > 0.0);
+    return found;
+}
+
+fn penalized(row: u32, i: u32) -> f32 {
+    let l = logits[row * params.vocabulary + i];
+    if (was_seen(row, i)) {
+        return l * select(bitcast<f32>(sampling[4]), bitcast<f32>(sampling[5]), l > 0.0);
+    }
+    return l;
 }
 
 // Unsigned integers in the order of the floats; both zeros alike, NaN above all.
@@ -58,11 +61,13 @@ fn key(value: f32) -> u32 {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn main(@builtin(local_invocation_index) thread: u32) {
-    let row = (step[2] - 1u) * params.vocabulary;
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let part = workgroup.x;
+    let row = workgroup.z;
     var best_key = 0u;
     var best_id = INVALID;
-    for (var i = thread; i < params.vocabulary; i += WORKGROUP) {
+    for (var i = part * params.part + thread; i < min((part + 1u) * params.part, params.vocabulary); i += WORKGROUP) {
         let k = key(penalized(row, i));
         if (k > best_key) {
             best_key = k;
@@ -90,16 +95,8 @@ fn main(@builtin(local_invocation_index) thread: u32) {
                 best_id = best_ids[i];
             }
         }
-        if (best_key <= LOWEST_KEY || best_key >= HIGHEST_KEY) {
-            best_id = INVALID;
-        } else {
-            seen[best_id >> 5u] |= 1u << (best_id & 31u);
-        }
-        ids[0] = best_id;
-        ring[step[3] % params.ring_size] = best_id;
-        step[0] += step[1];
-        step[1] = 1u;
-        step[2] = 1u;
-        step[3] += 1u;
+        let at = 2u * (row * params.parts + part);
+        picks[at] = best_key;
+        picks[at + 1u] = best_id;
     }
 }

@@ -98,10 +98,11 @@ def make_case(
 
     values: dtype and ``[T or R, columns]`` of the operation's values. The inputs must fill their bindings.
     """
-    lead = values[op["out"]]["shape"][0] if "out" in op else "R"
+    lead = values[op["out"]]["shape"][0] if "out" in op else "R" if "logits" in op else "T"
     read = next((values[op[f]]["shape"][0] for f in ("x", "q") if f in op), lead)
     dims = {"T": step[1], "R": step[2]}
     found = {**op_symbols(op, values, kv, capacity), "T": dims[lead], "X_T": dims[read], "R": step[2]}
+    found["KEYS"] = step[0] + step[1]
     found |= symbols or {}
     kernel = contract.select(op["op"], found)
     sizes = binding_bytes(kernel, found)

@@ -7,6 +7,7 @@ from functools import cache
 
 from .case_kit import Case
 from .cases_attention import attention_cases, rope_append_cases
+from .cases_fused import fused_cases, merge_cases
 from .cases_linear import (
     dequantize_cases,
     embed_cases,
@@ -16,7 +17,9 @@ from .cases_linear import (
     linear_ternary_tiled_cases,
 )
 from .cases_rows import glu_cases, norm_cases, quantize_cases
-from .cases_sampling import argmax_cases, sample_cases
+from .cases_sampling import accept_cases, argmax_cases, sample_cases
+from .cases_split import attention_merge_cases, rope_attention_cases
+from .cases_utility import read_bandwidth_cases
 
 _GROUPS = (
     expand_cases,
@@ -28,10 +31,16 @@ _GROUPS = (
     linear_ternary_cases,
     linear_ternary_tiled_cases,
     linear_float_cases,
+    fused_cases,
+    merge_cases,
     rope_append_cases,
     attention_cases,
+    rope_attention_cases,
+    attention_merge_cases,
     argmax_cases,
     sample_cases,
+    accept_cases,
+    read_bandwidth_cases,
 )
 
 

@@ -66,7 +66,7 @@ def rope_case(
         "v": (x[:, heads + kv_heads :].astype(np.float64), np.zeros((tokens, kv_heads, width))),
     }
     for cache, (values, bound) in appended.items():
-        words, scales, word_check, scale_check = _cached(values, bound, kv)
+        words, scales, word_check, scale_check = cached_words(values, bound, kv)
         old = rng.integers(0, 1 << 32, (capacity, *words.shape[1:]), dtype=np.uint32)
         inputs[f"{cache}_cache"], expected[f"{cache}_cache"] = old, old.copy()
         expected[f"{cache}_cache"][span] = words
@@ -96,7 +96,7 @@ def _rotation_magnitudes(x: np.ndarray, table: np.ndarray) -> np.ndarray:
     return np.concatenate([low * cos + high * sin, high * cos + low * sin], axis=-1)
 
 
-def _cached(values: np.ndarray, bound: np.ndarray, kv: str) -> tuple[np.ndarray, np.ndarray, Check, Check]:
+def cached_words(values: np.ndarray, bound: np.ndarray, kv: str) -> tuple[np.ndarray, np.ndarray, Check, Check]:
     """(words, scales, check of the words, check of the scales) of ``[T, heads, D]`` in a cache."""
     scales = np.zeros(values.shape[:2], dtype=F32)
     if kv == "f32":
@@ -123,17 +123,27 @@ def attention_cases() -> Iterator[Case]:
     """Every cache kind; keys around a run of 64; head sizes; several query heads a kv head; tokens in the middle."""
     for kv in KV_KINDS:
         for heads, kv_heads, width, tokens, position in (
-            (2, 1, 4, 1, 0), (2, 1, 8, 1, 66), (3, 3, 64, 1, 62), (9, 3, 64, 1, 63), (4, 2, 80, 1, 64),
-            (4, 1, 128, 3, 126), (2, 1, 256, 2, 190),
+            (2, 1, 4, 1, 0), (2, 1, 4, 1, 66), (2, 1, 8, 1, 66), (3, 3, 64, 1, 62), (9, 3, 64, 1, 63),
+            (4, 2, 80, 1, 64), (4, 1, 128, 3, 126), (2, 1, 256, 2, 190), (2, 1, 16, 1, 3), (5, 1, 32, 2, 127),
         ):  # fmt: skip
             title = f"attention {kv} {heads}/{kv_heads}x{width} at {position}"
             yield attention_case(title, kv, heads, kv_heads, width, tokens, position)
         yield attention_case(f"attention {kv} sharp", kv, 2, 1, 64, 2, 99, magnitude=12.0)
+        yield attention_case(f"attention {kv} software", kv, 9, 3, 64, 2, 63, software=True)
+        yield attention_case(f"attention {kv} 6/1x16 at 300", kv, 6, 1, 16, 2, 300)
     yield attention_case("attention f16 prompt", "f16", 3, 1, 64, 17, 0)
 
 
 def attention_case(
-    name: str, kv: str, heads: int, kv_heads: int, width: int, tokens: int, position: int, magnitude: float = 1.0
+    name: str,
+    kv: str,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    tokens: int,
+    position: int,
+    magnitude: float = 1.0,
+    software: bool = False,
 ) -> Case:
     """Queries against a filled cache; rows beyond the last token hold NaN and must not be looked at."""
     rng = generator(name)
@@ -143,7 +153,7 @@ def attention_case(
     caches: dict[str, np.ndarray] = {}
     for cache in ("k", "v"):
         values = rng.normal(size=(keys, kv_heads, width)).astype(F32)
-        words, scales, _, _ = _cached(values.astype(np.float64), np.zeros_like(values), kv)
+        words, scales, _, _ = cached_words(values.astype(np.float64), np.zeros_like(values), kv)
         inputs[f"{cache}_cache"] = np.concatenate(
             [words, np.full((SPARE_ROWS, *words.shape[1:]), 0x7FC07FC0, dtype=np.uint32)]
         )
@@ -151,7 +161,7 @@ def attention_case(
             inputs[f"{cache}_scale"] = np.concatenate([scales, np.full((SPARE_ROWS, kv_heads), np.nan, dtype=F32)])
         caches[cache] = reference.cache_round_trip(values, kv).astype(np.float64)
     scale = width**-0.5
-    expected, bound = _attention(q.astype(np.float64), caches["k"], caches["v"], position, float(F32(scale)))
+    expected, bound = attention_with_bound(q.astype(np.float64), caches["k"], caches["v"], position, float(F32(scale)))
     return make_case(
         name,
         {
@@ -167,13 +177,14 @@ def attention_case(
         inputs,
         {"y": expected.astype(F32)},
         {"y": Close(bound)},
+        symbols={"software": int(software)},
         step=(position, tokens, 1, 0),
         kv=kv,
         capacity=keys + SPARE_ROWS,
     )
 
 
-def _attention(
+def attention_with_bound(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """(attention in f64, bound of each element).

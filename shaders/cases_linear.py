@@ -1,8 +1,8 @@
-"""Cases of expand, dequantize, embed and the four linear kernels."""
+"""Cases of expand, dequantize, embed and the linear kernels that take activations as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -78,6 +78,7 @@ def embed_cases() -> Iterator[Case]:
         yield _embed(f"embed {encoding}", encoding, 70, 61, [69, 0, 3, 3, 33])
     yield _embed("embed q8 576", "q8", 64, 576, [63])
     yield _embed("embed times 12", "q8", 9, 64, [8, 0], multiplier=12.0)
+    yield _embed("embed small piece", "q4", 16, 36, [63, 64, 79, 80], first_row=64)
     yield _embed("embed piece", "q4", 64, 36, [0, 63, 64, 65, 127, 128, 0xFFFFFFFF], first_row=64)
 
 
@@ -118,10 +119,15 @@ def linear_case(
     accumulate: bool = False,
     first_row: int = 0,
     all_rows: int = 0,
-    workgroup: int = 0,
     last_rows: bool = False,
+    few: bool = False,
+    software: bool = False,
+    tuned: Mapping[str, int] | None = None,
 ) -> Case:
-    """y = x W^T (+ bias) (+ old y). ``first_row`` and ``all_rows`` make the matrix a piece of a taller one."""
+    """y = x W^T (+ bias) (+ old y). ``first_row`` and ``all_rows`` make the matrix a piece of a taller one.
+
+    few: the tokens are drafts to be verified. software: what a CPU renderer runs. tuned: constants, not defaults.
+    """
     rng = generator(name)
     all_rows = all_rows or rows
     weight = random_weight(rng, encoding, rows, columns, group=group, parts=parts, powers=powers)
@@ -129,12 +135,12 @@ def linear_case(
     if activation == "f32":
         x = rng.normal(size=(tokens, columns)).astype(F32)
         inputs["x"] = x
-        product, bound, nmse = _float_product(x, weight)
+        product, bound, nmse = float_product(x, weight)
     else:
         limit = 2000 if powers and activation == "a16" else 0
         integers = random_integers(rng, activation, tokens, columns, limit=limit)
         inputs |= integer_inputs(integers)
-        product, bound, nmse = _integer_product(integers, weight)
+        product, bound, nmse = integer_product(integers, weight)
     old = rng.normal(size=(tokens, all_rows)).astype(F32)
     inside = slice(first_row, first_row + rows)
     terms = [product]
@@ -165,29 +171,31 @@ def linear_case(
         {**inputs, "y": old},
         {"y": expected},
         {"y": check},
-        symbols=piece_symbols(weight, first_row, all_rows) | ({"WORKGROUP": workgroup} if workgroup else {}),
+        symbols=piece_symbols(weight, first_row, all_rows)
+        | {"few": int(few), "software": int(software)}
+        | dict(tuned or {}),
         step=(3, 5 if last_rows else tokens, tokens, 0),
     )
 
 
-def _float_product(x: np.ndarray, weight: WeightTensor) -> tuple[np.ndarray, np.ndarray, float]:
+def float_product(x: np.ndarray, weight: WeightTensor) -> tuple[np.ndarray, np.ndarray, float]:
     """(product in f64, bound of each element, bound of the normalised mean squared error).
 
     A chain of n roundings of sums that never exceed A = sum |w x| errs by n U A at most, and as a random walk by
     sqrt(n) U A. The longest chain: products and the four terms of a dot (5), the scale (1), then one addition a
-    quad in the tiled kernel; for one token a thread adds every 64th pair of quads (32nd where WORKGROUP is 32)
-    and 4 + 16 partial sums of threads follow.
+    quad in the tiled kernel; for one token, and for drafts, a thread adds every 16th vec4 of words, which has at most
+    sixteen quads, and 16 partial sums of threads follow.
     """
     dense = reference.dequantize(weight).astype(np.float64)
     product = x.astype(np.float64) @ dense.T
     magnitude = np.abs(x).astype(np.float64) @ np.abs(dense).T
     quads = -(-weight.columns // 4)
-    chain = 8 + (quads if len(x) > 1 else -(-quads // 64) + 20)
+    chain = 8 + (quads if len(x) > 1 else min(quads, -(-quads // 16) + 16) + 20)
     return product, chain * U * magnitude, _walk(chain, magnitude, product)
 
 
-def _integer_product(x: reference.Quantized, weight: WeightTensor) -> tuple[np.ndarray, np.ndarray, float]:
-    """As ``_float_product``; the sums within a block are exact, so the chain is one addition a block."""
+def integer_product(x: reference.Quantized, weight: WeightTensor) -> tuple[np.ndarray, np.ndarray, float]:
+    """As ``float_product``; the sums within a block are exact, so the chain is one addition a block."""
     trits = reference.unpack_trits(weight.data, weight.columns).astype(np.int64)
     scales = weight.row_scales().astype(np.float64)
     product = np.zeros((len(x.q), weight.rows))
@@ -208,9 +216,11 @@ def _walk(chain: int, magnitude: np.ndarray, product: np.ndarray) -> float:
 
 
 def linear_ternary_cases() -> Iterator[Case]:
-    """One token: rows around the four of a workgroup, columns around blocks and threads, scales, bias, sum."""
+    """One token, and up to eight drafts: rows around a workgroup's, columns around blocks and lanes, scales, sums."""
     for kind in ("a8", "a16"):
-        for rows, columns in ((1, 1), (3, 20), (4, 63), (5, 64), (7, 65), (8, 130), (9, 576), (6, 1536), (5, 3200)):
+        for rows, columns in (
+            (1, 1), (3, 20), (4, 63), (5, 64), (7, 65), (17, 130), (33, 576), (6, 1536), (5, 3200), (3, 16449),
+        ):  # fmt: skip
             yield linear_case(f"linear_ternary {kind} {rows}x{columns}", kind, "ternary", rows, columns, 1)
         for rows, columns in ((5, 2560), (4, 6912), (2, 8640)):
             yield linear_case(
@@ -220,21 +230,33 @@ def linear_ternary_cases() -> Iterator[Case]:
             title = f"linear_ternary {kind} group {group}"
             yield linear_case(f"{title} {columns} powers", kind, "ternary", 6, columns, 1, group=group, powers=True)
             yield linear_case(f"{title} {columns}", kind, "ternary", 7, columns, 1, group=group)
+        for tokens in (2, 3, 4, 5, 8):
+            title = f"linear_ternary {kind} few {tokens}"
+            yield linear_case(title, kind, "ternary", 19, 576, tokens, few=True)
+        yield linear_case(
+            f"linear_ternary {kind} few group", kind, "ternary", 7, 320, 3, group=64, powers=True, few=True
+        )
     yield linear_case("linear_ternary bias", "a8", "ternary", 9, 200, 1, bias=True)
     yield linear_case("linear_ternary accumulate", "a8", "ternary", 9, 200, 1, accumulate=True)
     yield linear_case(
         "linear_ternary bias accumulate group", "a16", "ternary", 9, 200, 1, bias=True, accumulate=True, group=64
     )
+    yield linear_case(
+        "linear_ternary few last rows", "a8", "ternary", 9, 200, 3, bias=True, accumulate=True, few=True, last_rows=True
+    )
     yield linear_case("linear_ternary piece", "a8", "ternary", 5, 77, 1, first_row=64, all_rows=80, bias=True)
-    for workgroup in (16, 32, 128):
-        yield linear_case(f"linear_ternary {workgroup} threads", "a16", "ternary", 6, 2560, 1, workgroup=workgroup)
+    yield linear_case("linear_ternary last rows", "a8", "ternary", 3, 68, 1, last_rows=True)
+    yield linear_case("linear_ternary small few 8", "a16", "ternary", 3, 68, 8, few=True)
+    for workgroup, rows in ((64, 4), (128, 8), (16, 4), (16, 24), (64, 64), (256, 32)):
+        tuned = {"WORKGROUP": workgroup, "ROWS": rows}
+        yield linear_case(f"linear_ternary {workgroup} threads {rows} rows", "a16", "ternary", 70, 2560, 1, tuned=tuned)
 
 
 def linear_ternary_tiled_cases() -> Iterator[Case]:
-    """Several tokens: rows around a workgroup's 64, tokens around its 8, blocks around a round's 4."""
+    """Several tokens: rows and tokens around a workgroup's 64, blocks around a round's two."""
     for kind in ("a8", "a16"):
         for rows, columns, tokens in (
-            (1, 1, 2), (63, 64, 7), (64, 65, 8), (65, 255, 9), (3, 257, 17), (5, 130, 9), (66, 576, 2), (5, 1536, 9),
+            (1, 1, 2), (63, 64, 7), (64, 65, 63), (65, 255, 65), (3, 257, 17), (66, 576, 2), (5, 1536, 9),
             (65, 2560, 3), (4, 6912, 2),
         ):  # fmt: skip
             yield linear_case(f"tiled {kind} {rows}x{columns} T{tokens}", kind, "ternary", rows, columns, tokens)
@@ -242,34 +264,67 @@ def linear_ternary_tiled_cases() -> Iterator[Case]:
             title = f"tiled {kind} group {group}"
             yield linear_case(f"{title} powers", kind, "ternary", 65, columns, 9, group=group, powers=True)
             yield linear_case(title, kind, "ternary", 7, columns, 3, group=group)
+        yield linear_case(f"tiled {kind} 3x68 T5", kind, "ternary", 3, 68, 5)
     yield linear_case("tiled parts", "a8", "ternary", 66, 200, 3, parts=True)
     # One pipeline for three switches: a CPU driver takes seconds for each.
     yield linear_case(
         "tiled bias accumulate last rows", "a8", "ternary", 9, 200, 3, bias=True, accumulate=True, last_rows=True
     )
     yield linear_case("tiled piece", "a8", "ternary", 66, 77, 9, first_row=64, all_rows=140)
-    yield linear_case("tiled 128 threads", "a16", "ternary", 129, 300, 9, workgroup=128)
+    yield from _narrow_cases()
+
+
+def _narrow_cases() -> Iterator[Case]:
+    """What CPU renderers run instead: rows around 64, tokens around 8, blocks around four."""
+    for kind in ("a8", "a16"):
+        for rows, columns, tokens in ((1, 1, 2), (64, 65, 8), (65, 257, 9), (3, 576, 17)):
+            title = f"narrow {kind} {rows}x{columns} T{tokens}"
+            yield linear_case(title, kind, "ternary", rows, columns, tokens, software=True)
+        title = f"narrow {kind} group 64"
+        yield linear_case(title, kind, "ternary", 65, 130, 9, group=64, powers=True, software=True)
+    yield linear_case(
+        "narrow bias accumulate last rows",
+        "a8", "ternary", 9, 200, 3, bias=True, accumulate=True, last_rows=True, software=True,
+    )  # fmt: skip
+    yield linear_case("narrow piece", "a8", "ternary", 66, 77, 9, first_row=64, all_rows=140, software=True)
+    tuned = {"WORKGROUP": 128}
+    yield linear_case("narrow 128 threads", "a16", "ternary", 130, 320, 9, software=True, tuned=tuned)
+    yield linear_case("narrow 3x68 T2", "a16", "ternary", 3, 68, 2, software=True)
 
 
 def linear_float_cases() -> Iterator[Case]:
-    """Every encoding by f32 activations, one token and several."""
+    """Every encoding by f32 activations, one token, drafts, many tokens; columns that are no multiple of four too."""
     for encoding in ENCODINGS:
-        for rows, columns in ((1, 1), (3, 33), (5, 61), (4, 576), (9, 515)):
+        for rows, columns in ((1, 1), (3, 36), (5, 61), (35, 576), (9, 515)):
             yield linear_case(f"linear_float {encoding} {rows}x{columns}", "f32", encoding, rows, columns, 1)
         for rows, columns, tokens in ((1, 3, 2), (63, 127, 7), (65, 129, 9), (5, 576, 17)):
             yield linear_case(
                 f"float tiled {encoding} {rows}x{columns} T{tokens}", "f32", encoding, rows, columns, tokens
             )
+    for encoding in ("ternary", "q8", "q4", "f32"):
+        yield linear_case(f"linear_float {encoding} few 3", "f32", encoding, 33, 132, 3, few=True)
+    for tokens in (2, 4, 5, 8):
+        yield linear_case(f"linear_float few {tokens}", "f32", "q8", 37, 580, tokens, few=True)
+    yield linear_case("linear_float few last rows", "f32", "q8", 9, 72, 3, bias=True, few=True, last_rows=True)
     for columns in (2560, 6912):
         yield linear_case(f"linear_float q8 {columns}", "f32", "q8", 5, columns, 1)
     for tokens in (1, 3):
         title = f"linear_float T{tokens}"
         yield linear_case(f"{title} group 64", "f32", "ternary", 7, 130, tokens, group=64)
+        yield linear_case(f"{title} group 64 wide", "f32", "ternary", 7, 132, tokens, group=64)
         yield linear_case(f"{title} parts", "f32", "ternary", 9, 100, tokens, parts=True)
         yield linear_case(f"{title} bias accumulate", "f32", "q4", 9, 100, tokens, bias=True, accumulate=True)
+        yield linear_case(f"{title} f16 accumulate", "f32", "f16", 9, 100, tokens, accumulate=True)
         yield linear_case(f"{title} piece", "f32", "f16", 7, 36, tokens, first_row=64, all_rows=80, bias=True)
-    yield linear_case("linear_float 16 threads", "f32", "q8", 6, 2560, 1, workgroup=16)
-    yield linear_case("linear_float 32 threads", "f32", "q8", 6, 2560, 1, workgroup=32)
-    yield linear_case("linear_float 128 threads", "f32", "q8", 6, 2560, 1, workgroup=128)
+        yield linear_case(f"{title} wide piece", "f32", "q8", 7, 36, tokens, first_row=64, all_rows=80, bias=True)
+    for workgroup in (16, 32, 128):
+        tuned = {"WORKGROUP": workgroup}
+        yield linear_case(f"linear_float {workgroup} threads", "f32", "f16", 6, 2561, 1, tuned=tuned)
+    for workgroup in (64, 256):
+        tuned = {"WORKGROUP": workgroup}
+        yield linear_case(f"linear_float wide {workgroup} threads", "f32", "q8", 70, 576, 1, tuned=tuned)
+    yield linear_case("linear_float wide last rows", "f32", "q8", 3, 36, 1, last_rows=True)
+    for tokens in (2, 5, 8):
+        yield linear_case(f"linear_float small few {tokens}", "f32", "q8", 3, 36, tokens, few=True)
     yield linear_case("float tiled last rows", "f32", "q8", 9, 70, 3, last_rows=True)
-    yield linear_case("float tiled 128 threads", "f32", "q4", 129, 300, 9, workgroup=128)
+    yield linear_case("float tiled 128 threads", "f32", "q4", 129, 300, 9, tuned={"WORKGROUP": 128})

@@ -60,6 +60,7 @@ def glu_cases() -> Iterator[Case]:
         yield strict_case(f"glu gelu_tanh strict {out}", "glu", out, 2, 40, act="gelu_tanh")
     yield row_case("glu silu norm a8", "glu", "a8", 3, 131, act="silu", gain=True)
     yield row_case("glu relu2 norm a8 6912", "glu", "a8", 1, 6912, act="relu2", gain=True)
+    yield row_case("glu silu small f32", "glu", "f32", 2, 20, act="silu")
     yield row_case("glu silu a8 1", "glu", "a8", 2, 1, act="silu")
     yield row_case("glu 64 threads", "glu", "f32", 2, 300, act="silu", gain=True, workgroup=64)
 
@@ -102,7 +103,7 @@ def row_case(
     rows = last_rows or tokens
     with np.errstate(invalid="ignore", over="ignore"):
         value, value_error = _gated(x[tokens - rows :].astype(np.float64), act)
-        result, result_error = _normed(value, value_error, gains, eps)
+        result, result_error = normed(value, value_error, gains, eps)
     lead = "R" if last_rows else "T"
     fields: dict[str, Any] = {"op": op, "x": "x", "out": "y"}
     if op != "quantize":
@@ -111,7 +112,7 @@ def row_case(
         fields["act"] = act
     inputs = {"x": x} | ({"gain": gains} if gains is not None else {})
     expected, checks = (
-        _float_output(result, result_error) if out == "f32" else _integer_output(result, result_error, value_error, out)
+        _float_output(result, result_error) if out == "f32" else integer_output(result, result_error, value_error, out)
     )
     case = make_case(
         name,
@@ -142,7 +143,7 @@ def _gated(x: np.ndarray, act: str) -> tuple[np.ndarray, np.ndarray]:
     return gate / (1 + raised) * up, error
 
 
-def _normed(value: np.ndarray, error: np.ndarray, gain: np.ndarray | None, eps: float) -> tuple[np.ndarray, np.ndarray]:
+def normed(value: np.ndarray, error: np.ndarray, gain: np.ndarray | None, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """(x / sqrt(mean(x^2) + eps) * gain in f64, relative error of each element in f32)."""
     if gain is None:
         return value, error
@@ -159,7 +160,7 @@ def _float_output(result: np.ndarray, error: np.ndarray) -> tuple[dict[str, np.n
     return {"y": result.astype(F32)}, {"y": Close(np.abs(result) * error + 2.0**-126)}
 
 
-def _integer_output(
+def integer_output(
     result: np.ndarray, error: np.ndarray, value_error: np.ndarray, out: str
 ) -> tuple[dict[str, np.ndarray], dict[str, Check]]:
     limit, lowest = constant(f"{out}_max"), -128 if out == "a8" else -constant(f"{out}_max")

@@ -1,4 +1,4 @@
-"""Cases of argmax and sample."""
+"""Cases of argmax, sample and accept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from . import sampling
 from .case_kit import F32, Case, generator, make_case
-from .contract import constant
+from .contract import constant, document
 from .sampling import Sampling
 
 #: Relative error of a weight: exp() of a difference down to -20, where the integer weight becomes zero, errs by at
@@ -17,11 +17,13 @@ from .sampling import Sampling
 WEIGHT_ERROR = 1e-5
 #: Seeds that are tried for each case.
 SEEDS = 300
+#: Logits of a part of ``pick``, as the rewrite of ``argmax`` has it.
+_PART = next(op["part"] for rule in document()["rewrites"] for op in rule["into"] if op["op"] == "pick")
 
 
 def argmax_cases() -> Iterator[Case]:
-    """Sizes around the 256 threads; ties; both zeros; a penalty that changes the winner; numbers that are broken."""
-    for vocabulary in (1, 2, 255, 257, 1000, 49152):
+    """Sizes around the 256 threads and a part; ties; both zeros; a penalty that changes the winner; broken numbers."""
+    for vocabulary in (1, 2, 255, 257, 1024, 1025, 49152):
         yield _choice(f"argmax {vocabulary}", _logits(f"argmax {vocabulary}", vocabulary), Sampling())
     tied = _logits("tied", 700)
     tied[[5, 260, 261, 699]] = 99.0
@@ -35,8 +37,17 @@ def argmax_cases() -> Iterator[Case]:
     yield _choice("argmax penalty", penalized, Sampling(repetition_penalty=1.3), seen=[7, 12, 399])
     below_zero = np.array([-1.0, -1.1, -5.0], dtype=F32)
     yield _choice("argmax penalty below zero", below_zero, Sampling(repetition_penalty=2.0), seen=[0])
-    yield _choice("argmax rows", np.stack([_logits("a", 300), _logits("b", 300), _logits("c", 300)]), Sampling())
-    yield _choice("argmax ring", _logits("ring", 300), Sampling(), step=(17, 6, 1, 3 * constant("ring") + 5))
+    rows = np.stack([_logits("a", 300), _logits("b", 300), _logits("c", 300)])
+    yield _choice("argmax rows", rows, Sampling())
+    drafts = [int(rows[1].argmax()), int(rows[2].argmax())]
+    yield _choice("argmax drafts penalized", rows, Sampling(repetition_penalty=3.0), drafts=drafts)
+    yield _choice("argmax parts of 70", _logits("parts", 300), Sampling(), part=70)
+    yield _choice("argmax 64 threads", _logits("threads", 1100), Sampling(), threads=64)
+    small = np.stack([_logits("d", 70), _logits("e", 70)])
+    broken = _logits("broken", 40)
+    broken[30] = np.nan
+    yield _choice("argmax small nan", broken, Sampling(), part=25)
+    yield _choice("argmax small rows", small, Sampling(), part=30)
     yield from _broken("argmax", Sampling())
 
 
@@ -74,7 +85,9 @@ def sample_cases() -> Iterator[Case]:
         yield _choice(f"sample flat seed {seed}", same, Sampling(temperature=1.0, seed=seed), step=(40, 1, 1, 7))
     yield _choice("sample flat top-k keeps ties", same, Sampling(temperature=1.0, top_k=2), step=(0, 9, 1, 0))
     rows = np.stack([_logits("x", 300), _logits("y", 300)])
-    yield _choice("sample rows", rows, Sampling(temperature=1.0), step=(3, 4, 2, constant("ring")))
+    yield _choice("sample rows", rows, Sampling(temperature=1.0))
+    likely = [int(rows[1].argmax())]
+    yield _choice("sample drafts penalized", rows, Sampling(temperature=0.3, repetition_penalty=3.0), drafts=likely)
     yield from _broken("sample", Sampling(temperature=1.0, top_k=10, top_p=0.9))
 
 
@@ -98,40 +111,125 @@ def _choice(
     *,
     seen: list[int] | None = None,
     step: tuple[int, int, int, int] | None = None,
+    drafts: list[int] | None = None,
+    part: int = 0,
+    threads: int = 0,
 ) -> Case:
-    """Logits ``[rows, V]``: the last row decides, and the id goes to ids, ring, seen and step."""
+    """Logits ``[R, V]``: what each row picks.
+
+    drafts: the tokens between the rows, which count as seen in the rows after them. part: logits a workgroup.
+    threads: of a workgroup, if not as many as by default.
+    """
     rows = np.atleast_2d(logits)
-    step = step or (11, 2, len(rows), 5)
-    vocabulary, ring_size = rows.shape[1], constant("ring")
+    vocabulary = rows.shape[1]
+    drafts = drafts or [vocabulary + row for row in range(1, len(rows))]
+    step = step or (11, len(rows) + 1, len(rows), 5)
     mask = np.zeros(vocabulary, dtype=bool)
     mask[seen or []] = True
-    position = step[0] + step[1]
-    with np.errstate(invalid="ignore"):
-        penalized = sampling.penalize(rows[-1], mask, options.repetition_penalty)
-    if not options.greedy and np.isfinite(penalized.max()):
-        options = _decided(penalized, options, position)
-    token = sampling.sample(penalized, options, position)
+    inputs = {"sampling": options.words(), "ids": np.array([77, *drafts], dtype=np.uint32), "seen": _bits(mask)}
+    picks = []
+    for row, own in enumerate(rows):
+        known = mask.copy()
+        known[[draft for draft in drafts[:row] if draft < vocabulary]] = True
+        with np.errstate(invalid="ignore"):
+            penalized = sampling.penalize(own, known, options.repetition_penalty)
+        if options.greedy:
+            picks.append(_best_of_parts(_keys(penalized), part or _PART))
+            continue
+        position = step[0] + step[1] - step[2] + row + 1
+        if row == 0 and np.isfinite(penalized.max()):
+            options = _decided(penalized, options, position)
+            inputs["sampling"] = options.words()
+        scaled = (penalized * F32(1.0 / options.temperature)).astype(F32)
+        picks.append(np.array([[_keys(scaled).max(), sampling.sample(penalized, options, position)]], dtype=np.uint32))
+    op = {"op": "pick" if options.greedy else "draw", "logits": "logits", "part": part or _PART}
+    if not options.greedy:
+        op["part"] = 0xFFFFFFFF
+    return make_case(
+        name,
+        op,
+        {"logits": {"dtype": "f32", "shape": ["R", vocabulary]}},
+        {"logits": rows, **inputs},
+        {"picks": np.stack(picks)},
+        symbols={"WORKGROUP": threads} if threads else None,
+        step=step,
+    )
+
+
+def _keys(values: np.ndarray) -> np.ndarray:
+    """Unsigned integers in the order of floats; both zeros alike, NaN above all. u32 ``[V]``."""
+    bits = (values + F32(0)).view(np.uint32)
+    keys = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000))
+    return np.where(np.isnan(values), np.uint32(0xFFFFFFFF), keys).astype(np.uint32)
+
+
+def _best_of_parts(keys: np.ndarray, part: int) -> np.ndarray:
+    """Key and id of the greatest of each part, u32 ``[PARTS, 2]``."""
+    best = [first + int(np.argmax(keys[first : first + part])) for first in range(0, len(keys), part)]
+    return np.array([[keys[id_], id_] for id_ in best], dtype=np.uint32)
+
+
+def accept_cases() -> Iterator[Case]:
+    """One row and several; drafts taken, refused, in the last row; ties of parts; broken numbers; the ring's end."""
+    sound = 0xC0000000
+    yield accept_case("accept one", [[(sound, 7)]], [])
+    yield accept_case("accept parts", [[(sound, 7), (sound + 2, 41), (sound + 1, 2)]], [])
+    yield accept_case("accept tie", [[(sound, 90), (sound, 41), (sound, 42)]], [], vocabulary=91)
+    yield accept_case("accept many parts", [[(sound + (7 * i) % 61, i) for i in range(61)]], [], vocabulary=122)
+    yield accept_case("accept drafts", [[(sound, 5)], [(sound, 6)], [(sound, 9)]], [5, 6])
+    yield accept_case("accept first refused", [[(sound, 5)], [(sound, 6)], [(sound, 9)]], [4, 6])
+    parts = [[(sound, 5), (3, 8)], [(sound, 6), (4, 9)], [(sound, 9), (5, 1)]]
+    yield accept_case("accept second refused", parts, [5, 7])
+    produced = constant("ring") - 3
+    yield accept_case("accept eight", [[(sound, id_)] for id_ in range(8)], list(range(7)), produced=produced)
+    yield accept_case("accept small ring", parts, [5, 7], produced=15, ring_size=16)
+    yield accept_case("accept small ring nan", [[(sound, 5)], [(0xFFFFFFFF, 6)]], [5], produced=18, ring_size=16)
+    for title, key in (("nan", 0xFFFFFFFF), ("inf", 0xFF800000), ("-inf", 0x007FFFFF)):
+        yield accept_case(f"accept {title}", [[(sound, 5)], [(key, 6)], [(sound, 9)]], [5, 6])
+
+
+def accept_case(
+    name: str,
+    rows: list[list[tuple[int, int]]],
+    drafts: list[int],
+    *,
+    vocabulary: int = 64,
+    produced: int = 5,
+    ring_size: int = 0,
+) -> Case:
+    """rows: (key, id) of each part of each row. drafts: the tokens between the rows. ring_size: 0 is the engines'."""
+    ring_size = ring_size or constant("ring")
     ring = generator(name).integers(0, 1 << 32, ring_size, dtype=np.uint32)
+    seen = generator(name).integers(0, 2, vocabulary) == 1
+    step = (20, len(rows) + 2, len(rows), produced)
     inputs = {
-        "logits": rows,
-        "sampling": options.words(),
+        "picks": np.array(rows, dtype=np.uint32),
         "step": np.array(step, dtype=np.uint32),
-        "ids": np.array([77], dtype=np.uint32),
+        "ids": np.array([3, *drafts], dtype=np.uint32),
         "ring": ring,
-        "seen": _bits(mask),
+        "seen": _bits(seen),
     }
-    after = ring.copy()
-    after[step[3] % ring_size] = token
-    if token != constant("invalid_id"):
-        mask[token] = True
+    after, known, ids = ring.copy(), seen.copy(), inputs["ids"].copy()
+    taken = 0
+    for row, parts in enumerate(rows):
+        key, best = max(parts, key=lambda part: (part[0], -part[1]))
+        token = best if 0x007FFFFF < key < 0xFF800000 else constant("invalid_id")
+        after[(produced + taken) % len(ring)] = token
+        if token != constant("invalid_id"):
+            known[token] = True
+        taken += 1
+        if row == len(drafts) or token != drafts[row]:
+            break
+    ids[0] = token
     expected = {
-        "step": np.array([position, 1, 1, step[3] + 1], dtype=np.uint32),
-        "ids": np.array([token], dtype=np.uint32),
+        "step": np.array([step[0] + 2 + taken, 1, 1, produced + taken], dtype=np.uint32),
+        "ids": ids,
         "ring": after,
-        "seen": _bits(mask),
+        "seen": _bits(known),
     }
-    op = {"op": "argmax" if options.greedy else "sample", "logits": "logits"}
-    return make_case(name, op, {"logits": {"dtype": "f32", "shape": ["R", vocabulary]}}, inputs, expected, step=step)
+    op = {"op": "accept", "logits": "logits", "part": -(-vocabulary // len(rows[0]))}
+    values = {"logits": {"dtype": "f32", "shape": ["R", vocabulary]}}
+    return make_case(name, op, values, inputs, expected, symbols={"RING": ring_size}, step=step)
 
 
 def _bits(mask: np.ndarray) -> np.ndarray:

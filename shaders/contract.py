@@ -6,7 +6,7 @@ The JavaScript twin is ``web/engine/contract.js``; both read the same file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,7 +55,7 @@ class Kernel:
     uniforms: tuple[str, ...]
     params: tuple[tuple[str, str, Dim], ...]
     bindings: tuple[Binding, ...]
-    overrides: Mapping[str, int | str]
+    overrides: Mapping[str, Dim]
     tuned: Mapping[str, list[int]]
     dispatch: tuple[Dim, ...]
     tolerance: str
@@ -71,7 +71,24 @@ def document() -> dict[str, Any]:
 @cache
 def kernels() -> tuple[Kernel, ...]:
     """All kernels, in the order in which they are tried."""
-    return tuple(_kernel(entry) for entry in document()["kernels"])
+    return tuple(_kernel(tile) for entry in document()["kernels"] for tile in _tiles(entry))
+
+
+def _tiles(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """One kernel for each number of tokens that an entry with ``tiles`` is compiled for."""
+    least = 1
+    for tile in entry.get("tiles", ()):
+        when = {**entry["when"], "T": [least, tile]}
+        if tile > 1:
+            when["few"] = [1, 1]
+        if "tile_bytes" in entry:
+            symbol, most = entry["tile_bytes"]
+            when[symbol] = [0, most // tile]
+        name = entry["name"] if tile == 1 else f"{entry['name']}_{tile}"
+        yield {**entry, "name": name, "when": when, "overrides": {**entry["overrides"], "TOKENS": tile}}
+        least = tile + 1
+    if "tiles" not in entry:
+        yield entry
 
 
 def _kernel(entry: Mapping[str, Any]) -> Kernel:
@@ -103,6 +120,12 @@ def constant(name: str) -> Any:
 def enum(kind: str, value: str) -> int:
     """The number that stands for ``value`` in WGSL overrides."""
     return int(document()["enums"][kind][value])
+
+
+def op_spec(name: str) -> Mapping[str, Any]:
+    """Fields of an operation: of programs, or of those that rewrites make. Empty for the utilities."""
+    spec: Mapping[str, Any] = document()["ops"].get(name) or document()["inner_ops"].get(name, {})
+    return spec
 
 
 def encoding(name: str) -> Mapping[str, int]:
@@ -149,13 +172,13 @@ def tuned_for(kernel: Kernel, software: bool) -> dict[str, int]:
     return {name: min(sizes) if software else sizes[0] for name, sizes in kernel.tuned.items()}
 
 
-def override_values(kernel: Kernel, symbols: Mapping[str, Any]) -> dict[str, int]:
+def override_values(kernel: Kernel, symbols: Mapping[str, Any]) -> dict[str, int | float]:
     """Pipeline constants of a kernel: symbols resolved, enum names turned to numbers, defaults of tuned ones."""
-    values = tuned_for(kernel, software=False)
+    values: dict[str, int | float] = {**tuned_for(kernel, software=False)}
     enums = document()["enums"]
     for name, source in kernel.overrides.items():
-        value = symbols[source] if isinstance(source, str) else source
-        values[name] = enums[source][value] if isinstance(value, str) else int(value)
+        value = symbols[source] if isinstance(source, str) else evaluate(source, symbols)
+        values[name] = enums[source][value] if isinstance(value, str) else value
     return values
 
 

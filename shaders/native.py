@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import wgpu
 
 from .contract import INTEGER_ACTIVATIONS, constant
 from .native_cases import require_sound
 from .native_device import Device, shared_device
 from .native_errors import ContextFull, NativeError, NumbersBroken, OutOfDeviceMemory
 from .native_program import Buffers, GpuProgram
+from .native_recorder import record
 from .native_weights import WeightStore
 from .sampling import Sampling
 from .weights import WeightTensor
@@ -25,6 +25,7 @@ __all__ = ["Device", "NativeError", "NativeModel", "shared_device"]
 _EVALUATION_BYTES = 64 << 20
 #: How long one submit of decode steps may take: a reader sees the words come, and the GPU hardly waits.
 _WAVE_SECONDS = 0.05
+_STEPS_PER_SUBMIT = 8
 
 
 class NativeModel:
@@ -192,7 +193,7 @@ class NativeModel:
     def run_operation(self, section: str, index: int, tokens: int, rows: int = 1) -> None:
         """Run one operation at the present position on what its values hold."""
         self._write_step(tokens, rows)
-        self._run(lambda compute: self._live.encode_one(compute, section, index, tokens, rows))
+        self._run(self._live.one_operation(section, index, tokens, rows))
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -217,28 +218,21 @@ class NativeModel:
         """Run a chunk of a prompt: the body, then logits of the last ``rows`` tokens, then a choice."""
         self.device.write(self._live.buffers.runtime["@ids"], chunk)
         self._write_step(len(chunk), max(rows, 1))
-
-        def encode(compute: wgpu.GPUComputePassEncoder) -> None:
-            for section in ("body", "logits" if rows else "", choose):
-                if section:
-                    self._live.encode(compute, section, len(chunk), rows)
-
-        self._run(encode)
+        sections = [section for section in ("body", "logits" if rows else "", choose) if section]
+        keys = self.position + len(chunk)
+        self._run(self._live.dispatches(sections, len(chunk), max(rows, 1), keys))
         self.position += len(chunk)
 
     def _decode(self, steps: int, choose: str) -> None:
-        """Steps of one token each in one submit; every one feeds the next on the GPU."""
+        """Steps of one token each; every one feeds the next on the GPU, which works while more are recorded."""
+        dispatches = self._live.dispatches(["body", "logits", choose], 1, 1, self.position + steps)
+        for first in range(0, steps, _STEPS_PER_SUBMIT):
+            self._run(dispatches, min(_STEPS_PER_SUBMIT, steps - first))
 
-        def encode(compute: wgpu.GPUComputePassEncoder) -> None:
-            for section in ("body", "logits", choose) * steps:
-                self._live.encode(compute, section, 1, 1)
-
-        self._run(encode)
-
-    def _run(self, encode: Callable[[wgpu.GPUComputePassEncoder], None]) -> None:
+    def _run(self, dispatches: list, times: int = 1) -> None:
         encoder = self.device.wgpu.create_command_encoder()
         compute = encoder.begin_compute_pass()
-        encode(compute)
+        record(compute, dispatches, times)
         compute.end()
         self.device.submit(encoder)
 

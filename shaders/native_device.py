@@ -70,8 +70,8 @@ class Device:
         return self._buffer(4 * STEP_WORDS, _STORAGE | _UNIFORM, "step")
 
     def uniform(self, data: bytes, label: str) -> wgpu.GPUBuffer:
-        """A uniform buffer with these bytes, padded to a multiple of 16."""
-        padded = data.ljust(-(-len(data) // 16) * 16, b"\0")
+        """A uniform buffer with these bytes, padded to a multiple of 16, at least 16."""
+        padded = data.ljust(max(16, -(-len(data) // 16) * 16), b"\0")
         buffer = self._buffer(len(padded), _UNIFORM, label)
         self.queue.write_buffer(buffer, 0, padded)
         return buffer
@@ -127,7 +127,7 @@ class Device:
             self._layouts[kernel.name] = group, pipeline
         return self._layouts[kernel.name]
 
-    def pipeline(self, kernel: Kernel, constants: Mapping[str, int]) -> wgpu.GPUComputePipeline:
+    def pipeline(self, kernel: Kernel, constants: Mapping[str, int | float]) -> wgpu.GPUComputePipeline:
         """The compute pipeline of a kernel with these override values, compiled once."""
         key = (kernel.name, *sorted(constants.items()))
         if key not in self._pipelines:

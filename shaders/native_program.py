@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import wgpu
 
 from . import reference
-from .contract import INTEGER_ACTIVATIONS, Kernel, document, quotient_up, select, tuned_for
+from .contract import INTEGER_ACTIVATIONS, ContractError, Kernel, document, op_spec, quotient_up, select, tuned_for
 from .native_device import FIRST_STORAGE_BINDING, Device
 from .native_errors import DeviceUnsupported
+from .native_recorder import Dispatch
 from .native_weights import Piece, WeightStore
+from .rewrite import rewrite
 from .symbols import Symbols, cache_symbols, constants, op_symbols, params_bytes, workgroups
 
 _SPARE_STRIDE = 256
 _SPARE_BYTES = 16 * _SPARE_STRIDE
+#: Kinds of steps, each with operations of its own: one token; a few, that verify drafts; many, of a prompt.
+STEP_KINDS = {"one": 1, "few": 8, "many": 65536}
+#: Up to so many keys a step may be rewritten in other ways than above it.
+SHORT_KEYS = min(rule["most_keys"] for rule in document()["rewrites"] if "most_keys" in rule)
 
 
 @dataclass
@@ -29,15 +36,14 @@ class Launch:
     pipeline: wgpu.GPUComputePipeline
     bind_group: wgpu.GPUBindGroup
     params: wgpu.GPUBuffer
-    grids: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    grids: dict[tuple[int, int, int], tuple[int, int, int]] = field(default_factory=dict)
 
-    def encode(self, compute: wgpu.GPUComputePassEncoder, lead: int) -> None:
-        """Dispatch for ``lead`` rows of output."""
-        if lead not in self.grids:
-            self.grids[lead] = workgroups(self.kernel, self.symbols | {"T": lead})
-        compute.set_pipeline(self.pipeline)
-        compute.set_bind_group(0, self.bind_group)
-        compute.dispatch_workgroups(*self.grids[lead])
+    def grid(self, lead: int, rows: int, keys: int) -> tuple[int, int, int]:
+        """Workgroups for ``lead`` rows of output, R ``rows`` and tokens that see at most ``keys`` keys."""
+        known = (lead, rows, keys)
+        if known not in self.grids:
+            self.grids[known] = workgroups(self.kernel, self.symbols | {"T": lead, "R": rows, "KEYS": keys})
+        return self.grids[known]
 
 
 class Buffers:
@@ -59,6 +65,8 @@ class Buffers:
             "@ring": self._storage(4 * document()["constants"]["ring"], "ring", ""),
             "@seen": self._storage(4 * quotient_up(vocabulary, 32), "seen", ""),
             "@sampling": self._storage(4 * 8, "sampling", ""),
+            "@picks": self._storage(picks_bytes(vocabulary), "picks", ""),
+            "@parts": self._storage(parts_bytes(program, capacity), "attention parts", "choose a smaller context"),
         }
         self.spares = {kind: device.storage(_SPARE_BYTES, f"spare to {kind}") for kind in ("read", "write")}
         self._program = program
@@ -117,23 +125,28 @@ class Buffers:
 
 
 class Operation:
-    """One operation of a program. Its kernels are chosen, and bound, at the first step that wants them."""
+    """One operation of a step. Its kernels are chosen, and bound, at the first step that wants them."""
 
-    def __init__(self, op: Mapping[str, Any], program: Mapping[str, Any], store: WeightStore, kv: str, capacity: int):
+    def __init__(self, op: Mapping[str, Any], program: Mapping[str, Any], store: WeightStore, known: Symbols):
         self.op = op
         #: ``T`` or ``R``: what the operation's output has rows of.
-        self.lead = program["values"][op["out"]]["shape"][0] if "out" in op else "R"
+        self.lead = program["values"][op["out"]]["shape"][0] if "out" in op else "R" if "logits" in op else "T"
         self._store = store
-        self._symbols = op_symbols(op, program["values"], kv, capacity)
-        self._spec = document()["ops"][op["op"]]
+        self._symbols = known
+        self._spec = op_spec(op["op"])
         self._launches: dict[str, list[Launch]] = {}
         self._chosen: dict[int, list[Launch]] = {}
+
+    def symbols(self) -> list[Symbols]:
+        """Symbols of each piece of the weight, or of the operation alone."""
+        pieces = self._store.pieces[self.op["w"]] if "w" in self.op else []
+        return [self._symbols | piece.symbols for piece in pieces] or [self._symbols]
 
     def launches(self, device: Device, buffers: Buffers, lead: int) -> list[Launch]:
         """The kernels for ``lead`` rows of output, one for each piece of the weight."""
         if lead not in self._chosen:
             pieces: list[Piece | None] = [*self._store.pieces[self.op["w"]]] if "w" in self.op else [None]
-            symbols = [self._symbols | (piece.symbols if piece else {}) for piece in pieces]
+            symbols = self.symbols()
             kernel = select(self.op["op"], symbols[0] | {"T": lead})
             if kernel.name not in self._launches:
                 self._launches[kernel.name] = [
@@ -185,38 +198,88 @@ class Operation:
 
 
 class GpuProgram:
-    """All sections of a program, ready to be encoded."""
+    """All sections of a program, for each kind of step, ready to be encoded."""
 
     def __init__(
         self, device: Device, program: Mapping[str, Any], store: WeightStore, buffers: Buffers, kv: str, capacity: int
     ):
-        self._device, self.buffers = device, buffers
-        self._sections = {
-            name: [Operation(op, program, store, kv, capacity) for op in program[name]]
-            for name in ("body", "logits", "greedy", "random")
-        }
+        self._device, self.buffers, self._program, self._store = device, buffers, program, store
+        self._kv, self._capacity = kv, capacity
+        self._sections: dict[tuple[str, bool, str], list[Operation]] = {}
+        self._plain: dict[tuple[str, int], Operation] = {}
+        self._steps: dict[tuple, list[Dispatch]] = {}
 
-    def encode(self, compute: wgpu.GPUComputePassEncoder, section: str, tokens: int, rows: int) -> None:
-        """Dispatch all operations of a section."""
-        for operation in self._sections[section]:
-            self._encode(compute, operation, tokens, rows)
+    def dispatches(
+        self, sections: Sequence[str], tokens: int, rows: int, keys: int, drafts: bool = False
+    ) -> list[Dispatch]:
+        """(launch, workgroups) of a step of these sections, made once for each size.
 
-    def encode_one(self, compute: wgpu.GPUComputePassEncoder, section: str, index: int, tokens: int, rows: int) -> None:
-        """Dispatch one operation."""
-        self._encode(compute, self._sections[section][index], tokens, rows)
+        keys: at least as many as its last token sees. drafts: the tokens are drafts to be verified.
+        """
+        kind = "one" if tokens == 1 else "few" if drafts else "many"
+        rounded = self._key_count(keys)
+        known = (*sections, kind, tokens, rows, rounded)
+        if known not in self._steps:
+            self._steps[known] = [
+                (launch, launch.grid(lead, rows, rounded))
+                for section in sections
+                for operation in self._operations(kind, rounded > SHORT_KEYS, section)
+                for lead in [tokens if operation.lead == "T" else rows]
+                for launch in operation.launches(self._device, self.buffers, lead)
+            ]
+        return self._steps[known]
 
-    def _encode(self, compute: wgpu.GPUComputePassEncoder, operation: Operation, tokens: int, rows: int) -> None:
+    def one_operation(self, section: str, index: int, tokens: int, rows: int) -> list[Dispatch]:
+        """(launch, workgroups) of one operation as the program has it."""
+        place = (section, index)
+        if place not in self._plain:
+            self._plain[place] = self._operation(self._program[section][index], "many")
+        operation = self._plain[place]
         lead = tokens if operation.lead == "T" else rows
-        for launch in operation.launches(self._device, self.buffers, lead):
-            launch.encode(compute, lead)
+        launches = operation.launches(self._device, self.buffers, lead)
+        return [(launch, launch.grid(lead, rows, self._capacity)) for launch in launches]
+
+    def _key_count(self, keys: int) -> int:
+        """Keys rounded up to a power of two, so that few lists of dispatches are made."""
+        chunk: int = document()["constants"]["key_chunk"]
+        return min(max(chunk, 1 << (keys - 1).bit_length()), quotient_up(self._capacity, chunk) * chunk)
+
+    def _operations(self, kind: str, is_long: bool, section: str) -> list[Operation]:
+        known = (kind, is_long, section)
+        if known not in self._sections:
+            later = self._program["logits"] if section == "body" else []
+            keys = self._capacity if is_long else SHORT_KEYS
+            runs = partial(self._runs, kind=kind)
+            ops = rewrite(self._program[section], later, runs, self._device.software, keys)
+            self._sections[known] = [self._operation(op, kind) for op in ops]
+        return self._sections[known]
+
+    def _operation(self, op: Mapping[str, Any], kind: str) -> Operation:
+        known = op_symbols(op, self._program["values"], self._kv, self._capacity)
+        return Operation(
+            op, self._program, self._store, known | {"few": int(kind == "few"), "software": int(self._device.software)}
+        )
+
+    def _runs(self, op: Mapping[str, Any], kind: str) -> bool:
+        """Whether kernels run an operation for all numbers of tokens of a kind of step."""
+        operation = self._operation(op, kind)
+        most = STEP_KINDS[kind] if operation.lead == "T" else 1
+        try:
+            for lead in {1 if kind == "one" else min(2, most), most}:
+                select(op["op"], operation.symbols()[0] | {"T": lead})
+        except ContractError:
+            return False
+        return True
 
     def operations(self) -> Iterator[Operation]:
-        """All operations of all sections."""
+        """All operations that were made."""
         for operations in self._sections.values():
             yield from operations
+        yield from self._plain.values()
 
     def forget(self) -> None:
         """Drop all bind groups."""
+        self._steps.clear()
         for operation in self.operations():
             operation.forget()
 
@@ -224,3 +287,18 @@ class GpuProgram:
         """Free all buffers."""
         self.forget()
         self.buffers.close()
+
+
+def picks_bytes(vocabulary: int) -> int:
+    """Bytes of what ``pick`` and ``draw`` leave for ``accept``: a key and an id a part and row."""
+    made = [op for rule in document()["rewrites"] for op in rule["into"] if "part" in op]
+    parts = [quotient_up(vocabulary, op["part"]) for op in made]
+    return 8 * max(parts) * int(document()["constants"]["most_drafted"])
+
+
+def parts_bytes(program: Mapping[str, Any], capacity: int) -> int:
+    """Bytes of what ``rope_attention`` leaves for ``attention_merge``, over all layers the most."""
+    constants = document()["constants"]
+    rows = constants["most_drafted"] * quotient_up(capacity, constants["key_chunk"])
+    sizes = [16 * rows * op["heads"] * (op["head_dim"] // 4 + 1) for op in program["body"] if op["op"] == "attention"]
+    return max(sizes, default=0)

@@ -1,23 +1,22 @@
-// sample: draws the next token, and does the bookkeeping of one decode step. All sums that decide something
-// are sums of integers, so the order in which threads arrive cannot change the draw.
+// sample: draws the next token of each row; accept.wgsl does the bookkeeping. All sums that decide something are sums of
+// integers, so the order in which threads arrive cannot change the draw.
 //
-//   l[i] = penalized logit (as in argmax) * inv_temperature, m = max l
+//   l[i] = penalized logit (as in argmax, drafts included) * inv_temperature, m = max l
 //   1. top-k   keep l[i] >= the k-th largest l                                  (0 keeps all)
 //   2.         e[i] = exp(l[i] - m), Z = sum of kept e, w[i] = u32(e[i] * (2^30 / Z))
 //   3. top-p   W = sum of kept w; keep the largest l until their w reach u32(ceil(top_p * f32(W)))   (1 keeps all)
 //   4. min-p   keep l[i] >= m + ln(min_p)
 //   5. draw    W' = sum of kept w, r = floor(u * W' / 2^32); the first i whose running sum of kept w exceeds r
-//   Ties are kept in 1 and 3. u = pcg(pcg(pcg(seed_lo) ^ seed_hi) + position + tokens).
-//   Bookkeeping and invalid numbers (id 4294967295) as in argmax.
+//   Ties are kept in 1 and 3. u = pcg(pcg(pcg(seed_lo) ^ seed_hi) + position + T - R + r + 1), the new token's position.
+//   picks[r] = the key of m, which says whether the numbers are sound, and i
 //
-// logits    f32 [R, V]          read        row R - 1 is used
-// sampling  u32 [8]             read        inv_temperature, top_k (u32), top_p, ln(min_p), penalty, 1 / penalty, seed_lo, seed_hi
-// step      u32 [4]             read_write  position, tokens T, rows R, produced
-// ids       u32 [1]             read_write
-// ring      u32 [RING]          read_write
-// seen      u32 [ceil(V/32)]    read_write  bit i % 32 of word i / 32
+// logits    f32 [R, V]          read
+// sampling  u32 [8]             read   inv_temperature, top_k (u32), top_p, ln(min_p), penalty, 1 / penalty, seed_lo, seed_hi
+// ids       u32 [R]             read
+// seen      u32 [ceil(V/32)]    read   bit i % 32 of word i / 32
+// picks     u32 [R, 1, 2]       write  key, id
 //
-// One workgroup of WORKGROUP = 256: a thread a histogram bin. 10.3 KiB of workgroup memory.
+// One workgroup of WORKGROUP = 256 a row (along z): a thread a histogram bin. 10.3 KiB of workgroup memory.
 
 const INVALID: u32 = 0xffffffffu;
 // key() of minus infinity and of infinity; finite numbers lie between, NaN above.
@@ -29,18 +28,17 @@ const COPIES: u32 = 8u;
 
 struct Params {
     vocabulary: u32,
-    ring_size: u32,
 }
 
 override WORKGROUP: u32 = 256;
 
 @group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<uniform> step: vec4<u32>;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
 @group(0) @binding(3) var<storage, read> sampling: array<u32>;
-@group(0) @binding(4) var<storage, read_write> step: array<u32>;
-@group(0) @binding(5) var<storage, read_write> ids: array<u32>;
-@group(0) @binding(6) var<storage, read_write> ring: array<u32>;
-@group(0) @binding(7) var<storage, read_write> seen: array<u32>;
+@group(0) @binding(4) var<storage, read> ids: array<u32>;
+@group(0) @binding(5) var<storage, read> seen: array<u32>;
+@group(0) @binding(6) var<storage, read_write> picks: array<u32>;
 
 var<workgroup> bins: array<atomic<u32>, 2048>;
 var<workgroup> counts: array<u32, 256>;
@@ -49,9 +47,17 @@ var<workgroup> groups: array<u32, 16>;
 var<workgroup> found_prefix: u32;
 var<workgroup> found_above: u32;
 
+fn was_seen(row: u32, i: u32) -> bool {
+    var found = (seen[i >> 5u] & (1u << (i & 31u))) != 0u;
+    for (var draft = 1u; draft <= row; draft++) {
+        found = found || ids[draft] == i;
+    }
+    return found;
+}
+
 fn scaled(row: u32, i: u32) -> f32 {
-    var l = logits[row + i];
-    if ((seen[i >> 5u] & (1u << (i & 31u))) != 0u) {
+    var l = logits[row * params.vocabulary + i];
+    if (was_seen(row, i)) {
         l *= select(bitcast<f32>(sampling[4]), bitcast<f32>(sampling[5]), l > 0.0);
     }
     return l * bitcast<f32>(sampling[0]);
@@ -241,22 +247,16 @@ fn first_beyond(thread: u32, row: u32, run: u32, lowest: u32, m: f32, unit: f32,
     return id;
 }
 
-fn finish(id: u32) {
-    if (id != INVALID) {
-        seen[id >> 5u] |= 1u << (id & 31u);
-    }
-    ids[0] = id;
-    ring[step[3] % params.ring_size] = id;
-    step[0] += step[1];
-    step[1] = 1u;
-    step[2] = 1u;
-    step[3] += 1u;
+fn finish(row: u32, key: u32, id: u32) {
+    picks[2u * row] = key;
+    picks[2u * row + 1u] = id;
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn main(@builtin(local_invocation_index) thread: u32) {
-    let row = (step[2] - 1u) * params.vocabulary;
-    let random = pcg(pcg(pcg(sampling[6]) ^ sampling[7]) + step[0] + step[1]);
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let row = workgroup.z;
+    let random = pcg(pcg(pcg(sampling[6]) ^ sampling[7]) + step.x + step.y - step.z + row + 1u);
     let top_k = sampling[1];
     let top_p = bitcast<f32>(sampling[2]);
 
@@ -296,9 +296,9 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     let r = high_product(random, all);
     if (highest <= LOWEST_KEY || highest >= HIGHEST_KEY) {
         if (thread == 0u) {
-            finish(INVALID);
+            finish(row, highest, INVALID);
         }
     } else if (mirrored <= r && r - mirrored < own) {
-        finish(first_beyond(thread, row, run, lowest, m, unit, r - mirrored));
+        finish(row, highest, first_beyond(thread, row, run, lowest, m, unit, r - mirrored));
     }
 }

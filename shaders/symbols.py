@@ -1,7 +1,8 @@
 """The symbols that ``kernels.json`` speaks of, from operations and tensors; and what follows from them.
 
 Symbols that change from step to step are ``T`` (leading dimension of what an operation writes), ``X_T`` (of
-what it reads) and ``R``; no parameter depends on them, so parameter blocks are written once.
+what it reads), ``R`` and ``KEYS`` (at least as many as the step's last token sees); no parameter depends on them, so
+parameter blocks are written once. ``few`` is 1 for a step that verifies drafts, ``software`` on a CPU renderer.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from .contract import Kernel, constant, document, element_count, evaluate, override_values
+from .contract import Kernel, constant, element_count, evaluate, op_spec, override_values, quotient_up
 from .weights import WeightTensor
 
 Symbols = dict[str, Any]
 #: Bytes of an element of a binding.
-DTYPE_BYTES = {"u32": 4, "i32": 4, "f32": 4, "vec2<f32>": 8, "vec4<u32>": 16}
+DTYPE_BYTES = {"u32": 4, "i32": 4, "f32": 4, "vec2<f32>": 8, "vec4<u32>": 16, "vec4<f32>": 16}
 _KV_PER_WORD = {"f32": 1, "f16": 2, "q8": 4}
 _MAX_GROUPS = 65535
 
@@ -38,7 +39,15 @@ def weight_symbols(weight: WeightTensor, first_row: int = 0, rows: int | None = 
         "SCALE_WORDS": scale_words,
         "ROW0": first_row,
         "OUT_N": weight.rows,
+        "GROUP_BLOCKS": max(1, weight.group // 64),
+        "K_REST": weight.columns % 4,
     }
+
+
+def shared_symbols(columns: int, planes: int) -> Symbols:
+    """Symbols of the integer activations of a token in workgroup memory: vec4s, and bytes with their sums."""
+    blocks = quotient_up(columns, 64)
+    return {"Q_VECTORS": 4 * blocks * planes, "Q_BYTES": (64 * planes + 4) * blocks}
 
 
 def activation_symbols(dtype: str) -> Symbols:
@@ -56,8 +65,8 @@ def op_symbols(op: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]], k
 
     values: the program's ``values``.
     """
-    spec = document()["ops"].get(op["op"], {})  # none for the utilities, which are symbols of a weight alone
-    symbols: Symbols = {"act": op.get("act", "none"), "RING": constant("ring")}
+    spec = op_spec(op["op"])
+    symbols: Symbols = {"act": op.get("act", "none"), "RING": constant("ring"), "few": 0, "software": 0}
     symbols |= {name: op.get(name, default) for name, default in spec.get("numbers", {}).items()}
     symbols |= {name: op[name] for name in spec.get("integers", ())}
     symbols |= {name: int(op.get(name, False)) for name in spec.get("flags", ())}
@@ -66,14 +75,20 @@ def op_symbols(op: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]], k
     out = values[op["out"]] if "out" in op else None
     if out:
         reads = [values[op[name]] for name in spec.get("reads", {})]
-        takes_last = out["shape"][0] == "R" and not (op["op"] != "linear" and reads and reads[0]["shape"][0] == "R")
+        weighed = bool(spec.get("weights")) and bool(reads)
+        takes_last = out["shape"][0] == "R" and not (not weighed and reads and reads[0]["shape"][0] == "R")
         symbols |= {"last_rows": int(takes_last), "K": out["shape"][1]}
-        symbols |= activation_symbols(reads[0]["dtype"] if op["op"] == "linear" else out["dtype"])
+        source = values[op[spec["via"]]] if "via" in spec else reads[0] if weighed else out
+        symbols |= activation_symbols(source["dtype"])
+        if "via" in spec:
+            symbols |= shared_symbols(source["shape"][1], symbols["PLANES"])
     if "logits" in op:
         symbols["V"] = values[op["logits"]]["shape"][1]
     if "kv_heads" in op:
         all_heads = op["heads"] + 2 * op["kv_heads"]
-        symbols |= {"ALL_HEADS": all_heads, "QKV": all_heads * op["head_dim"]}
+        group = op["heads"] // op["kv_heads"]
+        symbols |= {"ALL_HEADS": all_heads, "QKV": all_heads * op["head_dim"], "D_REST": op["head_dim"] % 16}
+        symbols |= {"GROUP_HEADS": group, "GROUP_DIMS": group * op["head_dim"], "PART_VECTORS": op["head_dim"] // 4 + 1}
         symbols |= cache_symbols(kv, op["head_dim"], capacity)
     return symbols
 
@@ -84,7 +99,7 @@ def params_bytes(kernel: Kernel, symbols: Mapping[str, Any]) -> bytes:
     return b"".join(struct.pack(formats[kind], evaluate(dim, symbols)) for _, kind, dim in kernel.params)
 
 
-def constants(kernel: Kernel, symbols: Mapping[str, Any]) -> dict[str, int]:
+def constants(kernel: Kernel, symbols: Mapping[str, Any]) -> dict[str, int | float]:
     """Override values; a symbol named like a tuned override replaces its default."""
     chosen = {name: symbols[name] for name in kernel.tuned if name in symbols}
     return override_values(kernel, symbols) | chosen

@@ -12,6 +12,7 @@ import {
   withTuned,
   workgroups,
 } from '../../web/engine/contract.js';
+import { parseForced } from '../../web/engine/forced.js';
 import { planProgram } from '../../web/engine/operations.js';
 import { checkProgram } from '../../web/engine/program.js';
 import { contract, fails, goodProgram, goodTensors } from './helpers.mjs';
@@ -55,26 +56,31 @@ test('a dispatch too large for x is folded over x and y and covers everything', 
   const [x, y, z] = workgroups(embed, { T: 151936 });
   assert.ok(x <= 65535 && y <= 65535 && z === 1 && x * y >= 151936 && x * y < 151936 + x);
   const tiled = kernel('linear_ternary_tiled');
-  assert.deepEqual(workgroups(tiled, withTuned(tiled, { N: 130, T: 9 }, { WORKGROUP: 64 })), [3, 1, 2]);
+  assert.deepEqual(workgroups(tiled, withTuned(tiled, { N: 130, T: 65 }, { WORKGROUP: 128 })), [3, 1, 2]);
 });
 
 test('kernels are chosen by what the symbols say, and by T when a step is recorded', () => {
-  const symbols = { encoding: 'ternary', activation: 'a8', scale: 'row', K: 64, N: 8 };
-  const found = candidates(contract, 'linear', symbols, ABLE);
-  assert.equal(found.find((one) => takesRows(one, 1)).name, 'linear_ternary');
-  assert.equal(found.find((one) => takesRows(one, 2)).name, 'linear_ternary_tiled');
-  assert.equal(candidates(contract, 'linear', { ...symbols, activation: 'f32' }, ABLE)[0].name, 'linear_float');
+  const symbols = { encoding: 'ternary', activation: 'a8', scale: 'row', K: 64, N: 8, K_REST: 0, few: 0, software: 0 };
+  const names = (changes, range) =>
+    candidates(contract, 'linear', { ...symbols, ...changes }, ABLE, range).map(({ name }) => name);
+  assert.deepEqual(names({}, [1, 1]), ['linear_ternary']);
+  assert.deepEqual(names({}, [2, 128]), ['linear_ternary_tiled']);
+  assert.equal(names({ software: 1 }, [2, 128])[0], 'linear_ternary_narrow');
+  assert.deepEqual(names({ few: 1 }, [2, 8]), ['linear_ternary_4', 'linear_ternary_8']);
+  assert.equal(names({ activation: 'f32' }, [1, 1])[0], 'linear_float_wide');
+  assert.equal(names({ activation: 'f32', K: 65, K_REST: 1 }, [1, 1])[0], 'linear_float');
+  assert.ok(takesRows(kernel('linear_ternary_4'), 2) && !takesRows(kernel('linear_ternary_4'), 5));
 });
 
 test('what the device lacks is named; what no kernel can do is the pack’s fault', () => {
-  const symbols = { encoding: 'ternary', activation: 'a8', scale: 'row', K: 64, N: 8 };
+  const symbols = { encoding: 'ternary', activation: 'a8', scale: 'row', K: 64, N: 8, K_REST: 0, few: 0, software: 0 };
   const error = assert.throws(
-    () => candidates(contract, 'linear', symbols, { features: new Set(), language: new Set() }),
+    () => candidates(contract, 'linear', symbols, { features: new Set(), language: new Set() }, [1, 1]),
     fails('feature-missing'),
   );
   assert.equal(error, undefined);
   assert.throws(
-    () => candidates(contract, 'linear', { ...symbols, encoding: 'q8' }, ABLE),
+    () => candidates(contract, 'linear', { ...symbols, encoding: 'q8' }, ABLE, [1, 1]),
     fails('pack-unsupported', 'operation'),
   );
 });
@@ -84,20 +90,31 @@ test('a contract of another version is refused', () => {
   assert.throws(() => checkContract(null), fails('internal'));
 });
 
-test('every operation of a program gets its symbols, and no parameter or override changes from step to step', () => {
+const CHOICE = { contextLength: 64, kvCache: 'q8', chunk: 16 };
+
+/** The steps that are planned for the good program, by kind; keys below the limit of rewrites. */
+function plan(abilities = ABLE, choice = CHOICE) {
   const program = checkProgram(goodProgram(), contract, goodTensors());
-  const planned = planProgram(program, goodTensors(), contract, ABLE, { contextLength: 64, kvCache: 'q8', chunk: 16 });
-  for (const { label, tensor, variants } of Object.values(planned).flat()) {
-    const piece = tensor ? { N: tensor.shape[0], ROW0: 0, SCALE_WORDS: 1 } : {};
-    for (const variant of variants) {
-      assert.ok(!('T' in variant.symbols || 'R' in variant.symbols), label);
-      encodeParams(variant.kernel, { ...variant.symbols, ...piece });
+  return planProgram(program, goodTensors(), contract, abilities, choice);
+}
+
+test('every operation of a program gets its symbols, and no parameter or override changes from step to step', () => {
+  const steps = plan();
+  assert.deepEqual(
+    steps.map(({ kind }) => kind),
+    ['one', 'many', 'few'],
+  );
+  for (const { label, variants } of steps.flatMap(({ program }) => Object.values(program).flat())) {
+    for (const variant of variants.flat()) {
+      assert.ok(!['T', 'R', 'KEYS'].some((name) => name in variant.symbols), label);
+      encodeParams(variant.kernel, variant.symbols);
       for (const { shape } of variant.kernel.bindings) {
-        elements(shape, { GROUPS: 0, ...variant.symbols, ...piece, T: 3, X_T: 3, R: 1 });
+        elements(shape, { GROUPS: 0, ...variant.symbols, T: 3, X_T: 3, R: 1 });
       }
     }
   }
-  const symbols = (section, index) => planned[section][index].variants[0].symbols;
+  const { program } = steps.find(({ kind }) => kind === 'many');
+  const symbols = (section, index) => program[section][index].variants[0][0].symbols;
   assert.equal(symbols('body', 3).KV_WORDS, 1);
   assert.deepEqual(
     [symbols('logits', 0).last_rows, symbols('logits', 1).last_rows, symbols('body', 1).last_rows],
@@ -111,11 +128,28 @@ test('every operation of a program gets its symbols, and no parameter or overrid
 });
 
 test('kernels that no step can use are not compiled', () => {
-  const program = checkProgram(goodProgram(), contract, goodTensors());
-  const names = (chunk) => {
-    const planned = planProgram(program, goodTensors(), contract, ABLE, { contextLength: 64, kvCache: 'f16', chunk });
-    return [planned.body[2], planned.logits[1]].map(({ variants }) => variants.map(({ kernel: { name } }) => name));
-  };
-  assert.deepEqual(names(16), [['linear_ternary', 'linear_ternary_tiled'], ['linear_float']]);
-  assert.deepEqual(names(1), [['linear_ternary'], ['linear_float']]);
+  const kinds = (chunk) => plan(ABLE, { ...CHOICE, chunk }).map(({ kind }) => kind);
+  assert.deepEqual(kinds(1), ['one', 'few']);
+  assert.deepEqual(
+    plan({ ...ABLE, software: true }).map(({ kind }) => kind),
+    ['one', 'many'],
+  );
+  const used = plan().flatMap(({ kind, program }) =>
+    program.body.flatMap(({ variants }) => variants.flat().map(({ kernel: { name } }) => `${kind} ${name}`)),
+  );
+  assert.ok(!used.includes('one linear_ternary_tiled') && used.includes('many linear_ternary_tiled'));
+  assert.ok(!used.some((name) => name.includes('narrow')));
+});
+
+test('forced kernels are followed, and what cannot be is named', () => {
+  const forced = parseForced('norm_linear=off, linear_ternary.ROWS=32', contract);
+  const [{ program }] = plan(ABLE, { ...CHOICE, forced });
+  const ops = program.body.map(({ op }) => op.op);
+  assert.ok(!ops.includes('norm_linear') && ops.includes('linear'));
+  const linear = program.body.find(({ op }) => op.op === 'linear');
+  assert.equal(linear.variants[0][0].overrides.ROWS, 32);
+  assert.deepEqual(parseForced('', contract), { off: new Set(), tuned: new Map() });
+  for (const wrong of ['norm_linear', 'nothing=off', 'linear_ternary.ROWS=5', 'linear_ternary.SIZE=4', 'a=b', 7]) {
+    assert.throws(() => parseForced(wrong, contract), fails('bad-request'));
+  }
 });

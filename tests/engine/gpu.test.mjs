@@ -147,7 +147,7 @@ test('a limit that the adapter does not reach is named with both numbers', async
 
 test('the memory plan adds up, and what cannot fit is told before a download', () => {
   const program = checkProgram(goodProgram(), contract, goodTensors());
-  const pack = { tensors: goodTensors() };
+  const pack = { tensors: goodTensors(), vocab_size: 32 };
   const choice = { contextLength: 100, kvCache: 'q8', chunk: 4 };
   const plan = planMemory(pack, program, contract, choice);
   const bytes = {
@@ -164,9 +164,12 @@ test('the memory plan adds up, and what cannot fit is told before a download', (
     Object.values(bytes).reduce((sum, size) => sum + size, 0),
   );
   assert.deepEqual([plan.kvBytesPerToken, plan.kvBytes], [16, 1600]);
-  const floats = 4 * 4 * (8 + 16 + 8 + 8 + 24) + 4 * (8 + 32);
-  const integers = 3 * 4 * (64 + 4 + 4);
-  assert.equal(plan.workBytes, floats + integers + 8 * 2 * 100);
+  // Eight tokens may be verified at once, which is more than the chunk of four.
+  const floats = 4 * 8 * (8 + 16 + 8 + 8 + 24) + 4 * 8 * (8 + 32);
+  const integers = 3 * 8 * (64 + 4 + 4);
+  const picks = 8 * 8;
+  const parts = 8 * 2 * 16 * (4 / 4 + 1);
+  assert.equal(plan.workBytes, floats + integers + picks + parts + 8 * 2 * 100);
   assert.equal(plan.totalBytes, plan.weightsBytes + plan.kvBytes + plan.workBytes);
   assert.deepEqual(limitProblems(pack, program, contract, choice, 1 << 20), []);
   const [problem] = limitProblems(pack, program, contract, { ...choice, contextLength: 1000 }, 3000);

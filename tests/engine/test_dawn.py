@@ -89,7 +89,7 @@ def model_jobs(packs: dict[str, Path]) -> Jobs:
         options = {**OPTIONS, "kvCache": MODELS[name][3], "prefillChunk": CHUNK if name == FIRST else 1}
         jobs[name] = {"pack": str(pack), "options": options, "runs": [run(), run(**RANDOM)]}
     options = {**OPTIONS, "kvCache": MODELS[FIRST][3]}
-    small = {**options, "maxBindingBytes": 8192}
+    small = {**options, "maxBindingBytes": 9216}
     jobs["pieces"] = {"pack": str(packs[FIRST]), "options": small, "runs": [run(), FOLLOW]}
     jobs["again"] = {"pack": str(packs[FIRST]), "options": options, "runs": [FOLLOW], "loads": 2}
     return jobs
@@ -108,8 +108,8 @@ def hostile_jobs(source: Path, folder: Path) -> Jobs:
         next(pack.glob("*.safetensors")).unlink()
     shaders = Path(shutil.copytree(Path(__file__).parents[2] / "shaders", folder / "shaders"))
     text = (shaders / "argmax.wgsl").read_text()
-    assert text.count("ids[0] = best_id;") == 1
-    (shaders / "argmax.wgsl").write_text(text.replace("ids[0] = best_id;", "ids[0] = best_id ^ 1u;"))
+    assert text.count("picks[at + 1u] = best_id;") == 1
+    (shaders / "argmax.wgsl").write_text(text.replace("picks[at + 1u] = best_id;", "picks[at + 1u] = best_id ^ 1u;"))
     good = {"pack": str(source), "options": OPTIONS}
     return {
         "broken numbers": {"pack": str(broken), "options": OPTIONS, "runs": [run()]},

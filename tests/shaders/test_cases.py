@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,31 +23,65 @@ def test_names_are_unique() -> None:
     assert [name for name, count in Counter(case.name for case in all_cases()).items() if count > 1] == []
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_every_override_value_of_a_kernel_has_a_case(name: str) -> None:
-    kernel = KERNELS[name]
-    used: dict[str, set[int]] = {}
+#: Symbols that are 0 or 1 in overrides; all others that are no words are sizes.
+SWITCHES = ("has_gain", "has_bias", "accumulate", "last_rows")
+
+
+def used_constants(names: set[str]) -> dict[str, set[float]]:
+    """Values of each pipeline constant in the cases of kernels."""
+    used: dict[str, set[float]] = {}
     for case in all_cases():
-        if case.kernel == name:
-            for override, value in constants(kernel, case.symbols).items():
+        if case.kernel in names:
+            for override, value in constants(KERNELS[case.kernel], case.symbols).items():
                 used.setdefault(override, set()).add(value)
-    for override, source in kernel.overrides.items():
+    return used
+
+
+def is_choice(kernel: contract.Kernel, source: contract.Dim) -> bool:
+    """Whether an override is a switch or stands for a word. ``scale`` is a number in attention."""
+    words = isinstance(source, str) and source in contract.document()["enums"]
+    return source in SWITCHES if not words else source not in contract.op_spec(kernel.op).get("numbers", {})
+
+
+def expected_values(kernel: contract.Kernel, source: str) -> set[int]:
+    """Numbers of the words, or of the switch, that an override may take."""
+    words = contract.document()["enums"].get(source)
+    expected = set(words.values()) if words else {0, 1}
+    allowed = kernel.when.get(source)
+    if allowed:
+        expected = {contract.enum(source, value) for value in allowed} if words else set(allowed)
+    if source == "act":
+        expected = expected - {0} if "act" in contract.op_spec(kernel.op).get("strings", {}) else {0}
+    if kernel.name == "quantize" and source == "activation":
+        expected = {1, 2}
+    if source == "last_rows" and kernel.name in ("quantize", "glu"):
+        expected = {0}  # only norm may take the last rows (program.py)
+    return expected
+
+
+@pytest.mark.parametrize("entry", contract.document()["kernels"], ids=lambda entry: entry["name"])
+def test_every_override_value_of_a_kernel_has_a_case(entry: dict[str, Any]) -> None:
+    """Kernels of one entry are one source, compiled for other numbers of tokens."""
+    kernel = KERNELS[entry["name"]]
+    used = used_constants({entry["name"], *(f"{entry['name']}_{tile}" for tile in entry.get("tiles", ()))})
+    of_file = used_constants({other.name for other in KERNELS.values() if other.file == kernel.file})
+    for override, source in entry.get("overrides", {}).items():
         if isinstance(source, int):
-            expected = {source}
+            assert used[override] == {source}, override
+        elif is_choice(kernel, source):
+            assert expected_values(kernel, source) <= used[override], override
         else:
-            expected = set(contract.document()["enums"].get(source, {"no": 0, "yes": 1}).values())
-            allowed = kernel.when.get(source)
-            if allowed:
-                expected = {contract.enum(source, value) for value in allowed}
-            if source == "act":
-                expected = {0} if kernel.op != "glu" else expected - {0}
-            if name == "quantize" and source == "activation":
-                expected = {1, 2}
-            if source == "last_rows" and name in ("quantize", "glu"):
-                expected = {0}  # only norm may take the last rows (program.py)
-        assert expected <= used[override], f"{name}: {override}"
+            assert len(of_file[override]) > 1, f"{override}: a kernel that ignores it would pass"
+    assert set(entry.get("tiles", ())) == used.get("TOKENS", set())
     for override, candidates in kernel.tuned.items():
-        assert set(candidates) <= used[override], f"{name}: {override}"
+        assert set(candidates) <= used[override], override
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS.values() if "TOKENS" in kernel.overrides])
+def test_every_tile_has_a_case_that_fills_it(kernel: contract.Kernel) -> None:
+    tokens = {case.symbols["T"] for case in all_cases() if case.kernel == kernel.name}
+    assert max(tokens) == kernel.overrides["TOKENS"] == kernel.when["T"][1]
+    assert min(tokens) >= kernel.when["T"][0]
 
 
 @pytest.mark.parametrize("case", all_cases()[::17], ids=lambda case: case.name)

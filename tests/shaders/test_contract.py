@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from packer import encodings
 from packer.manifest import ENCODINGS, SCALE_KINDS, data_layout
 from shaders import contract
-from shaders.contract import ContractError, document, evaluate, kernels, select
+from shaders.contract import ContractError, Kernel, document, evaluate, kernels, select
 
 SYMBOLS = {"N": 130, "K": 65, "T": 1, "encoding": "q8", "scale": "group"}
+#: What the kernels of a product ask for.
+LINEAR = {"T": 1, "encoding": "ternary", "activation": "a8", "few": 0, "software": 0, "K_REST": 0}
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,74 @@ def test_messages_stay_short() -> None:
 
 
 def test_every_operation_has_a_kernel_and_every_kernel_an_operation() -> None:
-    known = {*document()["ops"], *document()["utilities"]}
-    assert {kernel.op for kernel in kernels()} == known
+    served = {kernel.op for kernel in kernels()}
+    inner, utilities = set(document()["inner_ops"]), set(document()["utilities"])
+    assert inner | utilities <= served <= {*document()["ops"], *inner, *utilities}
+    # What no kernel runs as it stands has a rewrite of its own, which every device and every step takes.
+    always = {rule["ops"][0] for rule in document()["rewrites"] if len(rule["ops"]) == 1 and not LIMITS & set(rule)}
+    assert set(document()["ops"]) <= served | always
+    assert not set(document()["ops"]) & inner, "op_spec() finds a name in one of the two"
+
+
+def test_rewrites_name_what_exists() -> None:
+    """Each field of an inner operation comes from one of the operations that match, and nothing is left out."""
+    for rule in document()["rewrites"]:
+        assert set(rule) <= {"ops", "into", *LIMITS}
+        specs = [document()["ops"][name] for name in rule["ops"]]
+        for pattern in rule["into"]:
+            spec = document()["inner_ops"][pattern["op"]]
+            wanted = fields(spec) | ({spec["via"]} if "via" in spec else set())
+            given = set(pattern) - {"op"}
+            assert given <= wanted, f"{pattern['op']} has no {given - wanted}"
+            if pattern["op"] not in ("pick", "draw", "accept"):
+                assert wanted - given <= optional(spec), f"{pattern['op']} needs {wanted - given}"
+            for source in (source for name, source in pattern.items() if name != "op" and isinstance(source, str)):
+                index, _, field = source.partition(".")
+                assert field in fields(specs[int(index)]), f"{pattern['op']}: {source}"
+
+
+#: Keys of a rewrite that keep it from some devices or steps.
+LIMITS = {"gpu", "most_keys"}
+
+
+def fields(spec: Mapping[str, Any]) -> set[str]:
+    """All fields that an operation may have."""
+    kinds = ("reads", "writes", "weights", "vectors", "optional_vectors", "caches", "tables", "integers", "numbers")
+    return {field for kind in (*kinds, "strings", "flags") for field in spec.get(kind, ())}
+
+
+def optional(spec: Mapping[str, Any]) -> set[str]:
+    """Fields that an operation may lack."""
+    defaults = {name for name, default in spec.get("numbers", {}).items() if default is not None}
+    return {*spec.get("optional_vectors", ()), *spec.get("flags", ()), *defaults}
+
+
+def test_tiles_are_kernels_of_their_own() -> None:
+    entry = next(entry for entry in document()["kernels"] if entry["name"] == "norm_linear")
+    made = [kernel for kernel in kernels() if kernel.op == "norm_linear"]
+    assert [kernel.name for kernel in made] == ["norm_linear", "norm_linear_4", "norm_linear_8"]
+    assert [kernel.overrides["TOKENS"] for kernel in made] == entry["tiles"] == [1, 4, 8]
+    assert [kernel.when["T"] for kernel in made] == [[1, 1], [2, 4], [5, 8]]
+    assert [kernel.when.get("few") for kernel in made] == [None, [1, 1], [1, 1]]
+    symbol, most = entry["tile_bytes"]
+    assert [kernel.when[symbol] for kernel in made] == [[0, most], [0, most // 4], [0, most // 8]]
+    assert all(kernel.when["K"] == entry["when"]["K"] for kernel in made)
+
+
+def test_the_most_tokens_of_a_verification_have_kernels() -> None:
+    for entry in document()["kernels"]:
+        assert max(entry.get("tiles", [contract.constant("most_drafted")])) == contract.constant("most_drafted")
+
+
+def test_a_key_chunk_is_the_same_everywhere() -> None:
+    chunk = contract.constant("key_chunk")
+    for kernel in kernels():
+        if kernel.op in ("rope_attention", "attention_merge", "merge_linear"):
+            assert kernel.overrides["CHUNKS"] == ["S", chunk]
+            parts = next(binding for binding in kernel.bindings if binding.source == "@parts")
+            assert list(parts.shape) == ["T", "heads", ["S", chunk], "PART_VECTORS"]
+        if kernel.op == "rope_attention":
+            assert list(kernel.dispatch) == ["kv_heads", ["KEYS", chunk], 1]
 
 
 def test_words_of_packs_have_numbers() -> None:
@@ -77,18 +146,54 @@ def test_groups_of_scales_are_those_of_packs() -> None:
 def test_the_first_kernel_that_fits_is_chosen() -> None:
     for kernel in kernels():
         earlier = [other for other in kernels() if other.op == kernel.op]
+        assert not shadowed(kernel, earlier), f"{kernel.name} can never be chosen"
         assert earlier[0].when or earlier == [kernel], (
             f"{kernel.name} can never be chosen: the first one takes everything"
         )
-    symbols = {"T": 1, "encoding": "ternary", "activation": "a8"}
-    one, many = select("linear", symbols), select("linear", {**symbols, "T": 64})
+    one, many = select("linear", LINEAR), select("linear", {**LINEAR, "T": 64})
     assert one.name != many.name
     assert one.when["T"][1] >= 1 and many.when["T"][0] <= 64 <= many.when["T"][1]
-    assert select("linear", {**symbols, "encoding": "q8", "activation": "f32"}).name != one.name
+    assert select("linear", {**LINEAR, "encoding": "q8", "activation": "f32"}).name != one.name
+
+
+def shadowed(kernel: Kernel, all_of_op: list[Kernel]) -> bool:
+    """Whether a kernel before this one takes all that this one takes."""
+
+    def takes(outer: list[Any], inner: list[Any]) -> bool:
+        if isinstance(inner[0], str):
+            return set(inner) <= set(outer)
+        return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+    before = all_of_op[: all_of_op.index(kernel)]
+    return any(
+        all(symbol in kernel.when and takes(allowed, kernel.when[symbol]) for symbol, allowed in other.when.items())
+        for other in before
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({}, "linear_ternary"),
+        ({"T": 2}, "linear_ternary_tiled"),
+        ({"T": 2, "software": 1}, "linear_ternary_narrow"),
+        ({"T": 2, "few": 1}, "linear_ternary_4"),
+        ({"T": 4, "few": 1, "software": 1}, "linear_ternary_4"),
+        ({"T": 5, "few": 1}, "linear_ternary_8"),
+        ({"T": 8, "few": 1}, "linear_ternary_8"),
+        ({"encoding": "q8", "activation": "f32"}, "linear_float_wide"),
+        ({"encoding": "q8", "activation": "f32", "K_REST": 1}, "linear_float"),
+        ({"encoding": "f16", "activation": "f32"}, "linear_float"),
+        ({"encoding": "q8", "activation": "f32", "T": 8, "few": 1}, "linear_float_wide_8"),
+        ({"encoding": "q8", "activation": "f32", "T": 8}, "linear_float_tiled"),
+    ],
+)
+def test_the_kernel_of_a_product(changed: dict[str, Any], name: str) -> None:
+    assert select("linear", LINEAR | changed).name == name
 
 
 def test_features_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    symbols = {"T": 1, "encoding": "ternary", "activation": "a8"}
+    symbols = LINEAR
     plain = select("linear", symbols)
     fast = dataclasses.replace(plain, name="fast", needs=("subgroups",))
     monkeypatch.setattr(contract, "kernels", lambda: (fast, plain))
@@ -101,14 +206,20 @@ def test_no_kernel_is_an_error_with_the_rules_name() -> None:
         select("fold", {})
     assert caught.value.rule == "operation"
     with pytest.raises(ContractError):
-        select("linear", {"T": 1, "encoding": "ternary", "activation": "a4"})
+        select("linear", {**LINEAR, "activation": "a4"})
+    with pytest.raises(ContractError):
+        select("linear", {**LINEAR, "T": 9, "few": 1})
 
 
 def test_overrides_become_numbers() -> None:
     kernel = dataclasses.replace(
-        kernels()[0], tuned={"WORKGROUP": [64, 128]}, overrides={"ENCODING": "encoding", "GATHER": 1, "ROWS": "N"}
+        kernels()[0],
+        tuned={"WORKGROUP": [64, 128]},
+        overrides={"ENCODING": "encoding", "GATHER": 1, "ROWS": "N", "BLOCKS": ["K", 64], "EPS": "eps"},
     )
-    assert contract.override_values(kernel, SYMBOLS) == {"WORKGROUP": 64, "ENCODING": 1, "GATHER": 1, "ROWS": 130}
+    assert contract.override_values(kernel, {**SYMBOLS, "eps": 0.25}) == {
+        "WORKGROUP": 64, "ENCODING": 1, "GATHER": 1, "ROWS": 130, "BLOCKS": 2, "EPS": 0.25
+    }  # fmt: skip
 
 
 def test_integer_sums_cannot_overflow() -> None:

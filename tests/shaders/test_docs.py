@@ -35,6 +35,22 @@ def test_operation(op: str) -> None:
     assert [field for field in fields if f"`{field}`" not in row and f"{field}`" not in row] == []
 
 
+@pytest.mark.parametrize("op", contract.document()["inner_ops"])
+def test_inner_operation(op: str) -> None:
+    row = row_of(op, section("A program"))
+    for rule in contract.document()["rewrites"]:
+        if len(rule["into"]) == 1 and rule["into"][0]["op"] == op:
+            assert [name for name in rule["ops"] if f"`{name}`" not in row] == []
+
+
+def test_buffers() -> None:
+    table = section("Layouts on the GPU")
+    sources = {binding.source for kernel in contract.kernels() for binding in kernel.bindings}
+    utilities = {"@data", "@sums"}  # of read_bandwidth alone
+    for name in (source for source in sources - utilities if source.startswith("@")):
+        row_of(name, table)
+
+
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in contract.kernels()])
 def test_kernel(kernel: str) -> None:
     row_of(kernel, section("kernels.json"))
@@ -59,7 +75,9 @@ def test_symbols() -> None:
 
     own = {field for spec in OPS.values() for part in ("numbers", "strings") for field in spec.get(part, {})}
     own |= {field for spec in OPS.values() for part in ("integers", "flags") for field in spec.get(part, ())}
-    own |= {"activation", "WORKGROUP"}  # the dtype of a value, and a tuned override
+    own |= {"activation", "WORKGROUP", "ROWS"}  # the dtype of a value, and tuned overrides
+    changing = {symbol for kernel in contract.kernels() for symbol in kernel.when} | {"KEYS"}
+    assert [symbol for symbol in changing - own if not re.search(rf"\b{symbol}\b", text)] == []
     for kernel in contract.kernels():
         dims = [*(dim for _, _, dim in kernel.params), *kernel.overrides.values(), *kernel.dispatch]
         dims += [dim for binding in kernel.bindings for dim in binding.shape]
@@ -71,5 +89,9 @@ def test_shared_numbers() -> None:
     constants = contract.document()["constants"]
     for name in ("a8_max", "a16_max", "kv_f16_max", "ring", "invalid_id"):
         assert str(constants[name]) in README
+    assert f"`most_drafted` = {constants['most_drafted']}" in README
+    assert f"{constants['key_chunk']} keys (`key_chunk`)" in README
+    [most_keys] = {rule["most_keys"] for rule in contract.document()["rewrites"] if "most_keys" in rule}
+    assert f"({most_keys} keys)" in README
     assert f"{constants['absmax_floor']:.0e}".replace("e-0", "e-") in README
     assert constants["weight_total"] == 2**30

@@ -25,7 +25,7 @@ def test_weight_symbols_of_a_piece() -> None:
     symbols = weight_symbols(weight, 64, 65)
     assert symbols == {
         "encoding": "ternary", "scale": "group", "N": 65, "K": 577, "GROUP": 128, "GROUPS": 5, "ROW_WORDS": 40,
-        "SCALE_WORDS": 163, "ROW0": 64, "OUT_N": 200,
+        "SCALE_WORDS": 163, "ROW0": 64, "OUT_N": 200, "GROUP_BLOCKS": 2, "K_REST": 1,
     }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_tuned_symbols_replace_defaults() -> None:
         "N": 130,
         "T": 17,
     }
-    kernel = KERNELS["linear_ternary_tiled"]
+    kernel = KERNELS["linear_ternary_narrow"]
     assert (constants(kernel, symbols)["WORKGROUP"], workgroups(kernel, symbols)) == (64, (3, 1, 3))
     assert constants(kernel, symbols | {"WORKGROUP": 128})["WORKGROUP"] == 128
     assert workgroups(kernel, symbols | {"WORKGROUP": 128}) == (2, 1, 3)
@@ -76,6 +76,32 @@ def test_tuned_symbols_replace_defaults() -> None:
 def test_many_workgroups_are_folded(rows: int, grid: tuple[int, int, int]) -> None:
     found = workgroups(KERNELS["dequantize"], {"N": rows, "encoding": "q8", "scale": "group"})
     assert found == grid and found[0] * found[1] >= rows
+
+
+def test_a_dispatch_may_depend_on_a_tuned_number() -> None:
+    weight = random_weight(generator("rows"), "ternary", 130, 64)
+    symbols = weight_symbols(weight) | {
+        "activation": "a8", "has_bias": 0, "accumulate": 0, "last_rows": 0, "T": 1,
+    }  # fmt: skip
+    assert workgroups(KERNELS["linear_ternary"], symbols) == (9, 1, 1)
+    assert workgroups(KERNELS["linear_ternary"], symbols | {"ROWS": 64}) == (3, 1, 1)
+
+
+def test_symbols_of_an_operation_that_makes_integers_on_the_way() -> None:
+    """``via`` is the value that a rewrite took out: its dtype and columns count, ``out`` gives the rest."""
+    values = VALUES | {"y": {"dtype": "f32", "shape": ["T", 50]}}
+    op = {"op": "norm_linear", "x": "h", "gain": "g", "eps": 1e-5, "via": "a", "w": "w", "out": "y"}
+    symbols = op_symbols(op, values, "f16", 8)
+    assert (symbols["activation"], symbols["PLANES"], symbols["last_rows"]) == ("a16", 2, 0)
+    assert (symbols["Q_VECTORS"], symbols["Q_BYTES"]) == (4 * 2 * 2, 2 * (2 * 64 + 4))
+    assert (symbols["has_gain"], symbols["has_bias"], symbols["accumulate"]) == (1, 0, 0)
+
+
+def test_symbols_of_heads() -> None:
+    op = {"op": "rope_attention", "x": "h", "heads": 9, "kv_heads": 3, "head_dim": 40, "scale": 0.5}
+    symbols = op_symbols(op, VALUES, "q8", 300)
+    names = ("ALL_HEADS", "QKV", "D_REST", "GROUP_HEADS", "GROUP_DIMS", "PART_VECTORS", "KV_WORDS", "S", "scale")
+    assert [symbols[name] for name in names] == [15, 600, 8, 3, 120, 11, 10, 300, 0.5]
 
 
 def test_binding_sizes() -> None:

@@ -10,12 +10,15 @@ import pytest
 from shaders import contract
 from shaders.contract import Kernel
 from shaders.native_device import FIRST_STORAGE_BINDING
+from shaders.symbols import shared_symbols
 
 FOLDER = Path(contract.__file__).parent
 FILES = sorted(path.name for path in FOLDER.glob("*.wgsl"))
 BY_NAME = {kernel.name: kernel for kernel in contract.kernels()}
 MOST_THREADS, MOST_STORAGE_BUFFERS, MOST_WORKGROUP_BYTES = 256, 8, 16384
-TYPE_BYTES = {"u32": 4, "i32": 4, "f32": 4, "atomic<u32>": 4, "atomic<i32>": 4, "vec4<f32>": 16, "vec4<u32>": 16}
+TYPE_BYTES = {
+    "u32": 4, "i32": 4, "f32": 4, "atomic<u32>": 4, "atomic<i32>": 4, "vec2<u32>": 8, "vec4<f32>": 16, "vec4<u32>": 16,
+}  # fmt: skip
 
 
 def source(file: str) -> str:
@@ -43,12 +46,14 @@ def test_every_file_is_in_the_contract() -> None:
 
 def test_header_has_formula_bindings_dispatch_and_limits(kernel: Kernel) -> None:
     text = header(kernel.file)
-    assert kernel.name in text.split("\n\n")[0], "the first lines name the kernel"
+    tile = kernel.overrides.get("TOKENS", 1)
+    name = kernel.name.removesuffix(f"_{tile}") if tile != 1 else kernel.name
+    assert re.search(rf"\b{name}\b", text.split("\n\n")[0]), "the first lines name the kernel, as its entry does"
     assert re.search(r"^  .*=", text, re.MULTILINE), "a formula"
     for binding in kernel.bindings:
         wanted = rf"^{binding.name} +{re.escape(binding.dtype)} \[.*\] +(read_write|read|write)\b"
         assert re.search(wanted, text, re.MULTILINE), f"{binding.name} with dtype, shape and access"
-    assert re.search(r"[Oo]ne workgroup|[Ff]our rows a workgroup|A workgroup makes", text), "the dispatch"
+    assert re.search(r"[Oo]ne workgroup|\w+ rows a workgroup|A workgroup makes", text), "the dispatch"
     assert re.search(r"WORKGROUP|limit", text), "the limits"
 
 
@@ -58,7 +63,7 @@ def test_bindings_are_those_of_the_contract(kernel: Kernel) -> None:
         int(at): (space, access, name, kind) for at, space, access, name, kind in re.findall(pattern, code(kernel.file))
     }
     assert code(kernel.file).count("@binding") == len(found)
-    expected = {0: ("uniform", "", "params", "Params")}
+    expected = {0: ("uniform", "", "params", "Params")} if kernel.params else {}
     if "step" in kernel.uniforms:
         expected[1] = ("uniform", "", "step", "vec4<u32>")
     for index, binding in enumerate(kernel.bindings, FIRST_STORAGE_BINDING):
@@ -69,7 +74,11 @@ def test_bindings_are_those_of_the_contract(kernel: Kernel) -> None:
 
 
 def test_parameters_are_those_of_the_contract(kernel: Kernel) -> None:
+    assert "params" in kernel.uniforms, "executors bind it, whether the file declares it or not"
     body = re.search(r"struct Params \{(.*?)\}", code(kernel.file), re.DOTALL)
+    if not kernel.params:
+        assert not body and not re.search(r"\bparams\b", code(kernel.file))
+        return
     assert body
     members = re.findall(r"(\w+): (\w+),", body.group(1))
     assert members == [(name, kind) for name, kind, _ in kernel.params]
@@ -77,18 +86,37 @@ def test_parameters_are_those_of_the_contract(kernel: Kernel) -> None:
 
 
 def test_overrides_are_those_of_the_contract(kernel: Kernel) -> None:
-    found = dict(re.findall(r"override (\w+): u32 = (\d+);", code(kernel.file)))
-    assert len(re.findall(r"\boverride\b", code(kernel.file))) == len(found)
-    assert set(found) == {*kernel.overrides, *kernel.tuned}
+    text = code(kernel.file)
+    found = {name: (kind, value) for name, kind, value in re.findall(r"override (\w+): (u32|f32) = ([\d.]+);", text)}
+    assert len(re.findall(r"\boverride\b", text)) == len(found)
+    own, sharing = {*kernel.overrides, *kernel.tuned}, [one for one in BY_NAME.values() if one.file == kernel.file]
+    assert own <= set(found) == {name for one in sharing for name in (*one.overrides, *one.tuned)}
+    for name, (kind, value) in found.items():
+        sources = {one.op: one.overrides.get(name) for one in sharing}
+        is_number = any(
+            source in contract.op_spec(op).get("numbers", {})
+            for op, source in sources.items()
+            if isinstance(source, str)
+        )
+        assert kind == ("f32" if is_number else "u32"), name
+        assert (kind == "f32") == ("." in value), name
     for name, candidates in kernel.tuned.items():
-        assert int(found[name]) == candidates[0], f"{name}: the file's default is the first candidate"
+        assert int(found[name][1]) == candidates[0], f"{name}: the file's default is the first candidate"
+    if "TOKENS" in found:
+        assert found["TOKENS"] == ("u32", "1")
+    for stage in {"ACT", "MERGE", "NORM", "GAIN"} & set(found) - own:
+        assert found[stage] == ("u32", "0"), f"{stage}: a stage that a kernel does not name is off"
+
+
+def symbols_of(dim: contract.Dim) -> set[str]:
+    if isinstance(dim, list):
+        return {symbol for part in dim for symbol in symbols_of(part)}
+    return {dim} if isinstance(dim, str) else set()
 
 
 def test_nothing_changes_with_the_step_but_dispatches(kernel: Kernel) -> None:
-    changing = {"T", "X_T", "R"}
-    assert not changing & {str(dim) for _, _, dim in kernel.params} and not changing & set(
-        map(str, kernel.overrides.values())
-    )
+    dims = [*(dim for _, _, dim in kernel.params), *kernel.overrides.values()]
+    assert not {"T", "X_T", "R", "KEYS"} & {symbol for dim in dims for symbol in symbols_of(dim)}
 
 
 def test_limits(kernel: Kernel) -> None:
@@ -97,19 +125,35 @@ def test_limits(kernel: Kernel) -> None:
     assert re.findall(r"@workgroup_size\((.*?)\)", text) == ["WORKGROUP"]
     assert max(kernel.tuned["WORKGROUP"]) <= MOST_THREADS
     for threads in kernel.tuned["WORKGROUP"]:
-        assert workgroup_bytes(text, threads) <= MOST_WORKGROUP_BYTES
+        for sizes in largest_sizes(kernel):
+            assert workgroup_bytes(text, {"WORKGROUP": threads, **sizes}) <= MOST_WORKGROUP_BYTES
 
 
-def workgroup_bytes(text: str, threads: int) -> int:
+def largest_sizes(kernel: Kernel) -> list[dict[str, int]]:
+    """Constants of lengths in workgroup memory, at the most that ``when`` lets through, for each activation."""
+    sizes = {"TOKENS": int(str(kernel.overrides.get("TOKENS", 1)))}
+    if "Q_VECTORS" not in kernel.overrides:
+        return [sizes]
+    most = kernel.when["Q_BYTES"][1]
+    found = []
+    for planes in (1, 2):
+        blocks = max(
+            n for n in range(1, kernel.when["K"][1] // 64 + 1) if shared_symbols(64 * n, planes)["Q_BYTES"] <= most
+        )
+        found.append({**sizes, "BLOCKS": blocks, "Q_VECTORS": shared_symbols(64 * blocks, planes)["Q_VECTORS"]})
+    return found
+
+
+def workgroup_bytes(text: str, sizes: dict[str, int]) -> int:
+    """Bytes of workgroup memory as devices count them: each variable rounded up to 16."""
     total = 0
     for kind in re.findall(r"var<workgroup> \w+: ([^;]+);", text):
         array = re.fullmatch(r"array<(.+), ([\w *]+)>", kind)
         element, length = array.groups() if array else (kind, "1")
-        numbers = [threads if part == "WORKGROUP" else int(part) for part in length.split(" * ")]
         count = 1
-        for number in numbers:
-            count *= number
-        total += TYPE_BYTES[element] * count
+        for part in length.split(" * "):
+            count *= sizes[part] if part in sizes else int(part)
+        total += 16 * contract.quotient_up(TYPE_BYTES[element] * count, 16)
     return total
 
 

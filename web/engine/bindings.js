@@ -2,8 +2,7 @@
 import { STEP_SYMBOLS, encodeParams, takesRows, workgroups } from './contract.js';
 import { TercetError } from './errors.js';
 import { USAGE } from './gpu.js';
-import { cacheBytes, valueBytes } from './memory.js';
-import { pieceSymbols } from './operations.js';
+import { cacheBytes, partsBytes, picksBytes, valueBytes } from './memory.js';
 import { SECTIONS } from './program.js';
 
 /**
@@ -27,7 +26,7 @@ import { SECTIONS } from './program.js';
  * @property {Record<string, Planes>} values
  * @property {Record<string, Planes>} caches
  * @property {Record<string, GPUBuffer>} tables
- * @property {Record<'ids'|'step'|'ring'|'seen'|'sampling', GPUBuffer>} run
+ * @property {Record<'ids'|'step'|'ring'|'seen'|'sampling'|'picks'|'parts', GPUBuffer>} run
  *
  * One dispatch, ready to be recorded.
  * @typedef {object} Command
@@ -63,19 +62,24 @@ export function makeBuffers(gpu, program, contract, vocabulary, { contextLength,
   /** @type {<T, U>(things: Record<string, T>, make: (name: string, thing: T) => U) => Record<string, U>} */
   const each = (things, make) =>
     Object.fromEntries(Object.entries(things).map(([name, thing]) => [name, make(name, thing)]));
+  const mostRows = contract.constants.most_drafted;
   return {
-    values: each(program.values, (name, value) => planes(name, valueBytes(value, value.shape[0] === 'R' ? 1 : chunk))),
+    values: each(program.values, (name, value) =>
+      planes(name, valueBytes(value, value.shape[0] === 'R' ? mostRows : Math.max(chunk, mostRows))),
+    ),
     caches: each(program.caches, (name, cache) => {
       const { data, scale } = cacheBytes(cache, kvCache);
       return planes(name, { data: data * contextLength, scale: scale * contextLength });
     }),
     tables: each(program.tables, (name, table) => gpu.filled(name, ropeTable(table, contextLength), STORAGE)),
     run: {
-      ids: gpu.buffer('ids', 4 * chunk, STORAGE | COPY_DST),
-      step: gpu.buffer('step', 16, STORAGE | UNIFORM | COPY_DST),
+      ids: gpu.buffer('ids', 4 * Math.max(chunk, mostRows), STORAGE | COPY_DST),
+      step: gpu.buffer('step', 16, STORAGE | UNIFORM | COPY_DST | COPY_SRC),
       ring: gpu.buffer('ring', 4 * contract.constants.ring, STORAGE | COPY_SRC),
       seen: gpu.buffer('seen', 4 * Math.ceil(vocabulary / 32), STORAGE | COPY_DST),
       sampling: gpu.buffer('sampling', 32, STORAGE | COPY_DST),
+      picks: gpu.buffer('picks', picksBytes(contract, vocabulary), STORAGE),
+      parts: gpu.buffer('attention parts', partsBytes(program, contract, contextLength), STORAGE),
     },
   };
 }
@@ -98,25 +102,8 @@ export function ropeTable({ inv_freq: frequencies, scale }, positions) {
   return table;
 }
 
-/**
- * Bind every operation; pipelines must be compiled or compiling.
- * @param {Kernels} kernels
- * @param {PlannedProgram} planned
- * @param {Buffers} buffers
- * @param {Map<string, Weight>} weights
- * @returns {Promise<Record<Section, BoundOperation[]>>}
- */
-export async function bindProgram(kernels, planned, buffers, weights) {
-  const binder = new Binder(kernels, buffers, weights);
-  /** @type {Partial<Record<Section, BoundOperation[]>>} */
-  const bound = {};
-  for (const section of SECTIONS) {
-    bound[section] = await Promise.all(planned[section].map((operation) => binder.operation(operation)));
-  }
-  return /** @type {Record<Section, BoundOperation[]>} */ (bound);
-}
-
-class Binder {
+/** Binds operations to buffers; pipelines must be compiled or compiling. */
+export class Binder {
   /**
    * @param {Kernels} kernels
    * @param {Buffers} buffers
@@ -131,14 +118,30 @@ class Binder {
   }
 
   /**
+   * @param {PlannedProgram} planned
+   * @returns {Promise<Record<Section, BoundOperation[]>>}
+   */
+  async program(planned) {
+    /** @type {Partial<Record<Section, BoundOperation[]>>} */
+    const bound = {};
+    for (const section of SECTIONS) {
+      bound[section] = await Promise.all(planned[section].map((operation) => this.operation(operation)));
+    }
+    return /** @type {Record<Section, BoundOperation[]>} */ (bound);
+  }
+
+  /**
    * @param {PlannedOperation} operation
    * @returns {Promise<BoundOperation>}
    */
   async operation(operation) {
-    const { tensor } = operation;
+    const { tensor, label } = operation;
     const pieces = tensor ? this.weight(tensor.name).pieces : [null];
-    const bind = (/** @type {WeightPiece|null} */ piece) =>
-      Promise.all(operation.variants.map((variant) => this.variant(operation, variant, piece)));
+    if (pieces.length !== operation.variants.length) {
+      throw new TercetError('internal', `${label} was planned for ${operation.variants.length} pieces of its weight.`);
+    }
+    const bind = (/** @type {WeightPiece|null} */ piece, /** @type {number} */ index) =>
+      Promise.all(operation.variants[index].map((variant) => this.variant(operation, variant, piece)));
     return { lastRows: operation.lastRows, pieces: await Promise.all(pieces.map(bind)) };
   }
 
@@ -150,13 +153,13 @@ class Binder {
    */
   async variant(operation, { kernel, overrides, symbols }, piece) {
     const { pipeline, layout } = await this.kernels.compile(kernel, overrides);
-    const all = piece && operation.tensor ? { ...symbols, ...pieceSymbols(operation.tensor, piece) } : symbols;
     const storage = kernel.bindings.map(({ from }) => {
       const buffer = this.resolve(operation, from, piece);
       return buffer && { buffer };
     });
-    const group = this.kernels.bind(kernel, layout, this.paramsBuffer(kernel, all), this.buffers.run.step, storage);
-    return { kernel, symbols: all, pipeline, group };
+    const params = this.paramsBuffer(kernel, symbols);
+    const group = this.kernels.bind(kernel, layout, params, this.buffers.run.step, storage);
+    return { kernel, symbols, pipeline, group };
   }
 
   /** @param {Kernel} kernel @param {Symbols} symbols */
@@ -200,21 +203,21 @@ class Binder {
  * @param {BoundOperation[]} operations
  * @param {number} tokens
  * @param {number} rows R
+ * @param {number} keys  at least as many as the last token sees
  * @returns {Command[]}
  */
-export function commandsFor(operations, tokens, rows) {
+export function commandsFor(operations, tokens, rows, keys) {
   return operations.flatMap(({ lastRows, pieces }) =>
     pieces.map((variants) => {
       const outRows = lastRows ? rows : tokens;
       const bound = variants.find(({ kernel }) => takesRows(kernel, outRows));
       if (!bound) throw new TercetError('internal', `No kernel takes ${outRows} rows.`);
       const { kernel, symbols, pipeline, group } = bound;
-      const [x, y, z] = workgroups(kernel, { ...symbols, ...stepSymbols(outRows, tokens, rows) });
+      const [x, y, z] = workgroups(kernel, { ...symbols, ...stepSymbols(outRows, tokens, rows, keys) });
       return { pipeline, group, x, y, z };
     }),
   );
 }
 
-/** @param {number} outRows @param {number} tokens @param {number} rows */
-const stepSymbols = (outRows, tokens, rows) =>
-  Object.fromEntries(STEP_SYMBOLS.map((name, index) => [name, [outRows, tokens, rows][index]]));
+/** @param {number[]} values in the order of STEP_SYMBOLS */
+const stepSymbols = (...values) => Object.fromEntries(STEP_SYMBOLS.map((name, index) => [name, values[index]]));

@@ -8,6 +8,7 @@ import { TercetError } from './errors.js';
  * A number, a symbol, or a quotient rounded up.
  * @typedef {number|string|[number|string|[number|string, number|string], number|string]} Dim
  * @typedef {Record<string, number|string>} Symbols
+ * @typedef {readonly [number, number]} Range  least and most
  * @typedef {'read'|'write'|'read_write'} Access
  *
  * @typedef {object} Binding
@@ -27,10 +28,18 @@ import { TercetError } from './errors.js';
  * @property {string[]} [language]  WGSL language features
  * @property {[string, 'u32'|'f32', Dim][]} params
  * @property {Binding[]} bindings
- * @property {Record<string, number|string>} [overrides]
+ * @property {Record<string, Dim>} [overrides]
  * @property {Record<string, number[]>} [tuned]  candidates; the first is the default
  * @property {[Dim, Dim, Dim]} dispatch
  * @property {string} tolerance
+ * @property {number[]} [tiles]  most tokens of the kernels that an entry stands for
+ * @property {[string, number]} [tile_bytes]  a symbol that times the tokens of a tile may be so large
+ *
+ * @typedef {object} Rewrite
+ * @property {string[]} ops
+ * @property {(Record<string, number|string> & {op: string})[]} into
+ * @property {boolean} [gpu]  not for CPU renderers
+ * @property {number} [most_keys]  that a token of the step may see
  *
  * @typedef {object} OpSpec  the fields of an operation
  * @property {Record<string, string>} [reads]
@@ -45,6 +54,7 @@ import { TercetError } from './errors.js';
  * @property {Record<string, number>} [most_columns]  of integer activations, so that no sum overflows
  * @property {string[]} [caches]
  * @property {string[]} [tables]
+ * @property {string} [via]  field that names the integer activations between the operations of a rewrite
  *
  * @typedef {{block: number, block_words: number, disk_block: number, disk_block_words: number}} Encoding
  *
@@ -55,6 +65,8 @@ import { TercetError } from './errors.js';
  * @property {Record<string, Record<string, number>>} enums
  * @property {Record<string, Encoding>} encodings
  * @property {Record<string, OpSpec>} ops
+ * @property {Record<string, OpSpec>} inner_ops  operations that rewrites make
+ * @property {Rewrite[]} rewrites
  * @property {string[]} utilities
  * @property {Kernel[]} kernels
  *
@@ -64,9 +76,9 @@ import { TercetError } from './errors.js';
 const VERSION = 1;
 const MAX_DISPATCH = 65535;
 /** Symbols that change from step to step: parameters and overrides, which are fixed at load, must not use them. */
-export const STEP_SYMBOLS = Object.freeze(['T', 'X_T', 'R']);
+export const STEP_SYMBOLS = Object.freeze(['T', 'X_T', 'R', 'KEYS']);
 /** @type {Record<string, number>} */
-const BYTES = { u32: 4, i32: 4, f32: 4, 'vec2<f32>': 8, 'vec4<u32>': 16 };
+const BYTES = { u32: 4, i32: 4, f32: 4, 'vec2<f32>': 8, 'vec4<u32>': 16, 'vec4<f32>': 16 };
 
 /**
  * @param {unknown} json parsed kernels.json
@@ -79,8 +91,37 @@ export function checkContract(json) {
       action: 'Reload the page without its cache: the engine and its kernels are of different versions.',
     });
   }
-  return contract;
+  return { ...contract, kernels: contract.kernels.flatMap(tilesOf) };
 }
+
+/**
+ * One kernel for each number of tokens that an entry with `tiles` is compiled for.
+ * @param {Kernel} entry
+ * @returns {Kernel[]}
+ */
+function tilesOf(entry) {
+  const { tiles, tile_bytes: bytes, name, when, overrides } = entry;
+  if (!tiles) return [entry];
+  return tiles.map((tile, index) => ({
+    ...entry,
+    name: tile === 1 ? name : `${name}_${tile}`,
+    when: {
+      ...when,
+      T: [(tiles[index - 1] ?? 0) + 1, tile],
+      ...(tile > 1 ? { few: [1, 1] } : {}),
+      ...(bytes ? { [bytes[0]]: [0, Math.floor(bytes[1] / tile)] } : {}),
+    },
+    overrides: { ...overrides, TOKENS: tile },
+  }));
+}
+
+/**
+ * Fields of an operation, of programs or of those that rewrites make; none for the utilities.
+ * @param {Contract} contract
+ * @param {string} name
+ * @returns {OpSpec}
+ */
+export const opSpec = (contract, name) => contract.ops[name] ?? contract.inner_ops[name] ?? {};
 
 /**
  * @param {Dim} dim
@@ -147,7 +188,7 @@ export function overrideValues(contract, kernel, symbols) {
     values[name] = typeof symbols[name] === 'number' ? symbols[name] : candidates[0];
   }
   for (const [name, source] of Object.entries(kernel.overrides ?? {})) {
-    const value = typeof source === 'string' ? symbols[source] : source;
+    const value = typeof source === 'string' ? symbols[source] : dimension(source, symbols);
     const number = typeof value === 'string' ? contract.enums[/** @type {string} */ (source)]?.[value] : value;
     if (number === undefined) {
       throw new TercetError(
@@ -206,28 +247,31 @@ export function takesRows(kernel, rows) {
 }
 
 /**
- * Whether a kernel runs for any T from 2 to a number.
+ * Whether a kernel runs for any T of a range.
  * @param {Kernel} kernel
- * @param {number} most
+ * @param {Range} range
  */
-export function takesSome(kernel, most) {
+export function takesSome(kernel, [least, most]) {
   const range = kernel.when.T;
-  return most > 1 && (!range || (Number(range[0]) <= most && Number(range[1]) > 1));
+  return !range || (Number(range[0]) <= most && Number(range[1]) >= least);
 }
 
 /**
- * The kernels for an operation, whatever T is, in the order in which they are tried.
+ * The kernels that run an operation for the T of a range, in the order in which they are tried.
  * @param {Contract} contract
  * @param {string} op
  * @param {Symbols} symbols
  * @param {Abilities} abilities
+ * @param {Range} range
  * @returns {Kernel[]} for each T at least one takes it
  * @throws {TercetError} `feature-missing` if only the device stands in the way, else `pack-unsupported`
  */
-export function candidates(contract, op, symbols, abilities) {
-  const fitting = contract.kernels.filter((kernel) => kernel.op === op && applies(kernel, symbols));
+export function candidates(contract, op, symbols, abilities, range) {
+  const fitting = contract.kernels.filter(
+    (kernel) => kernel.op === op && applies(kernel, symbols) && takesSome(kernel, range),
+  );
   const able = fitting.filter((kernel) => missing(kernel, abilities).length === 0);
-  for (const rows of [1, 2]) {
+  for (const rows of new Set(range)) {
     if (able.some((kernel) => takesRows(kernel, rows))) continue;
     const blocked = fitting.find((kernel) => takesRows(kernel, rows));
     if (blocked) {

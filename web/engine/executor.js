@@ -4,7 +4,8 @@
  * A step is one command list: body, then logits, then the sampler, which writes the new id where the next step reads
  * it. So several steps go out in one submit, nothing waits for the CPU, and ids are read back late from the ring.
  */
-import { bindProgram, commandsFor } from './bindings.js';
+import { Binder, commandsFor } from './bindings.js';
+import { TercetError } from './errors.js';
 import { MAP_READ, USAGE } from './gpu.js';
 
 /**
@@ -13,26 +14,37 @@ import { MAP_READ, USAGE } from './gpu.js';
  * @typedef {import('./bindings.js').Choice} Choice
  * @typedef {import('./program.js').Section} Section
  * @typedef {import('./gpu.js').Gpu} Gpu
+ * @typedef {import('./bindings.js').BoundOperation} BoundOperation
+ * @typedef {import('./operations.js').StepKind} StepKind
+ * @typedef {{kind: StepKind, keys: number, program: Record<Section, BoundOperation[]>}} BoundStep
  * @typedef {'greedy'|'random'} Mode
  */
 
 /** Work that is submitted and not finished is kept this short, in ms, so that the rest of the screen stays alive. */
 const SLICE_MS = 100;
 const MAX_SLICES = 32;
+/** Of the step buffer: position, tokens, rows, produced. */
+const STEP_BYTES = 16;
+const PRODUCED = 3;
 
 export class Executor {
   /**
    * @param {Gpu} gpu
    * @param {Buffers} buffers
-   * @param {Record<Section, import('./bindings.js').BoundOperation[]>} bound
-   * @param {{ring: number, chunk: number}} sizes ring: ids that it holds; chunk: most tokens of a prefill step
+   * @param {BoundStep[]} bound
+   * @param {{ring: number, chunk: number, keyChunk: number, mostVerified: number}} sizes ring: ids that it holds; chunk:
+   *   most tokens of a prefill step; keyChunk: keys of a workgroup; mostVerified: most tokens of a verification
    */
-  constructor(gpu, buffers, bound, { ring, chunk }) {
+  constructor(gpu, buffers, bound, { ring, chunk, keyChunk, mostVerified }) {
     this.gpu = gpu;
     this.buffers = buffers;
     this.bound = bound;
     this.ringSize = ring;
     this.chunk = chunk;
+    this.keyChunk = keyChunk;
+    this.mostVerified = mostVerified;
+    /** Whether drafts can be verified: the same tokens give the same bits, alone and together. */
+    this.verifies = false;
     /** @type {Map<string, Command[]>} */
     this.known = new Map();
     /** @type {GPUBuffer[]} */
@@ -44,14 +56,18 @@ export class Executor {
 
   /**
    * @param {import('./kernels.js').Kernels} kernels
-   * @param {import('./operations.js').PlannedProgram} planned
+   * @param {import('./operations.js').PlannedStep[]} planned
    * @param {Map<string, import('./weights.js').Weight>} weights
    * @param {Buffers} buffers
    * @param {number} chunk
    */
   static async create(kernels, planned, weights, buffers, chunk) {
-    const bound = await bindProgram(kernels, planned, buffers, weights);
-    return new Executor(kernels.gpu, buffers, bound, { ring: kernels.contract.constants.ring, chunk });
+    const binder = new Binder(kernels, buffers, weights);
+    const bound = await Promise.all(
+      planned.map(async ({ kind, keys, program }) => ({ kind, keys, program: await binder.program(program) })),
+    );
+    const { ring, key_chunk: keyChunk, most_drafted: mostVerified } = kernels.contract.constants;
+    return new Executor(kernels.gpu, buffers, bound, { ring, chunk, keyChunk, mostVerified });
   }
 
   /**
@@ -76,14 +92,15 @@ export class Executor {
     const { queue } = this.gpu;
     queue.writeBuffer(this.buffers.run.ids, 0, Uint32Array.from(ids));
     queue.writeBuffer(this.buffers.run.step, 0, new Uint32Array([position, ids.length, 1, 0]));
-    const commands = this.commands(mode ? ['body', 'logits', mode] : ['body'], ids.length);
+    const kind = ids.length === 1 ? 'one' : 'many';
+    const commands = this.commands(kind, mode ? ['body', 'logits', mode] : ['body'], ids.length, position + ids.length);
     const size = Math.ceil(commands.length / this.slices);
     for (let at = 0; at < commands.length; at += size) {
       await this.pace();
       if (signal?.aborted) return null;
       const encoder = this.encode(commands.slice(at, at + size), 1);
       const isLast = at + size >= commands.length;
-      if (isLast && mode) return { ids: this.submitAndRead(encoder, 0, 1) };
+      if (isLast && mode) return { ids: this.submitAndRead(encoder).then((ring) => this.idsFrom(ring, 0, 1)) };
       queue.submit([encoder.finish()]);
     }
     return { ids: null };
@@ -94,26 +111,52 @@ export class Executor {
    * @param {Mode} mode
    * @param {number} steps
    * @param {number} produced ids chosen before, since the prompt
+   * @param {number} position tokens in the cache before the first step
    * @returns {Promise<number[]>} the ids
    */
-  decode(mode, steps, produced) {
-    return this.submitAndRead(this.encode(this.commands(['body', 'logits', mode], 1), steps), produced, steps);
+  async decode(mode, steps, produced, position) {
+    const commands = this.commands('one', ['body', 'logits', mode], 1, position + steps);
+    const ring = await this.submitAndRead(this.encode(commands, steps));
+    return this.idsFrom(ring, produced, steps);
   }
 
   /**
-   * @param {Section[]} sections
-   * @param {number} tokens
+   * One step for the token that was chosen last and for drafts after it. What is chosen is what decoding one by one
+   * chooses: drafts are taken as long as they are that, and one token comes after them.
+   * @param {Mode} mode
+   * @param {number[]} ids the last chosen token, which is not in the cache yet, and the drafts; at most `mostVerified`
+   * @param {number} position tokens in the cache
+   * @param {number} produced ids chosen before, since the prompt
+   * @returns {Promise<number[]>} the drafts that were taken and the token after them
    */
-  commands(sections, tokens) {
-    const key = `${sections} ${tokens}`;
+  async verify(mode, ids, position, produced) {
+    const { queue } = this.gpu;
+    queue.writeBuffer(this.buffers.run.ids, 0, Uint32Array.from(ids));
+    queue.writeBuffer(this.buffers.run.step, 0, new Uint32Array([position, ids.length, ids.length, produced]));
+    const kind = ids.length === 1 ? 'one' : 'few';
+    const commands = this.commands(kind, ['body', 'logits', mode], ids.length, position + ids.length);
+    const ring = await this.submitAndRead(this.encode(commands, 1));
+    const taken = ring[this.ringSize + PRODUCED] - produced;
+    return this.idsFrom(ring, produced, taken);
+  }
+
+  /**
+   * @param {StepKind} kind
+   * @param {Section[]} sections
+   * @param {number} tokens T, and R in a verification
+   * @param {number} keys at least as many as the last token sees
+   */
+  commands(kind, sections, tokens, keys) {
+    // Rounded up to a power of two, so that few lists are made.
+    const rounded = Math.max(this.keyChunk, 2 ** Math.ceil(Math.log2(keys)));
+    const key = `${kind} ${sections} ${tokens} ${rounded}`;
     const known = this.known.get(key);
     if (known) return known;
-    const commands = commandsFor(
-      sections.flatMap((section) => this.bound[section]),
-      tokens,
-      1,
-    );
-    if (tokens === 1 || tokens === this.chunk) this.known.set(key, commands);
+    const bound = this.bound.find((step) => step.kind === kind && rounded <= step.keys);
+    if (!bound) throw new TercetError('internal', `No kernels run steps of ${kind} tokens here.`);
+    const operations = sections.flatMap((section) => bound.program[section]);
+    const commands = commandsFor(operations, tokens, kind === 'few' ? tokens : 1, rounded);
+    if (kind !== 'many' || tokens === this.chunk) this.known.set(key, commands);
     return commands;
   }
 
@@ -140,21 +183,29 @@ export class Executor {
 
   /**
    * @param {GPUCommandEncoder} encoder
-   * @param {number} first number of the first id since the prompt
-   * @param {number} count
-   * @returns {Promise<number[]>}
+   * @returns {Promise<Uint32Array>} the ring of ids, then the step
    */
-  async submitAndRead(encoder, first, count) {
-    const { gpu, ringSize } = this;
-    const staging = this.staging.pop() ?? gpu.buffer('read-back', 4 * ringSize, USAGE.MAP_READ | USAGE.COPY_DST);
-    encoder.copyBufferToBuffer(this.buffers.run.ring, 0, staging, 0, 4 * ringSize);
+  async submitAndRead(encoder) {
+    const { gpu, ringSize, buffers } = this;
+    const size = 4 * ringSize + STEP_BYTES;
+    const staging = this.staging.pop() ?? gpu.buffer('read-back', size, USAGE.MAP_READ | USAGE.COPY_DST);
+    encoder.copyBufferToBuffer(buffers.run.ring, 0, staging, 0, 4 * ringSize);
+    encoder.copyBufferToBuffer(buffers.run.step, 0, staging, 4 * ringSize, STEP_BYTES);
     gpu.queue.submit([encoder.finish()]);
     await gpu.alive(staging.mapAsync(MAP_READ));
-    const ring = new Uint32Array(staging.getMappedRange());
-    const ids = Array.from({ length: count }, (_, index) => ring[(first + index) % ringSize]);
+    const words = new Uint32Array(staging.getMappedRange()).slice();
     staging.unmap();
     this.staging.push(staging);
-    return ids;
+    return words;
+  }
+
+  /**
+   * @param {Uint32Array} ring
+   * @param {number} first number of the first id since the prompt
+   * @param {number} count
+   */
+  idsFrom(ring, first, count) {
+    return Array.from({ length: count }, (_, index) => ring[(first + index) % this.ringSize]);
   }
 
   /** Wait until at most one submit is unfinished, and learn how long one takes. */

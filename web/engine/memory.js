@@ -112,6 +112,30 @@ export function valueBytes({ dtype, shape }, rows) {
 }
 
 /**
+ * What `pick` and `draw` leave for `accept`: a key and an id a part and row.
+ * @param {Contract} contract
+ * @param {number} vocabulary
+ */
+export function picksBytes({ rewrites, constants }, vocabulary) {
+  const parts = rewrites.flatMap(({ into }) => into.map(({ part }) => Math.ceil(vocabulary / Number(part ?? vocabulary))));
+  return 8 * Math.max(...parts) * constants.most_drafted;
+}
+
+/**
+ * What `rope_attention` leaves for `attention_merge`, over all layers the most.
+ * @param {Program} program
+ * @param {Contract} contract
+ * @param {number} contextLength
+ */
+export function partsBytes({ body }, { constants }, contextLength) {
+  const rows = constants.most_drafted * Math.ceil(contextLength / constants.key_chunk);
+  const sizes = body
+    .filter(({ op }) => op === 'attention')
+    .map((op) => 16 * rows * op.heads * (Math.floor(op.head_dim / 4) + 1));
+  return Math.max(0, ...sizes);
+}
+
+/**
  * @param {Pack} pack
  * @param {Program} program
  * @param {Contract} contract
@@ -132,8 +156,12 @@ export function planMemory(pack, program, contract, { contextLength, kvCache, ch
     sizes.largest = Math.max(sizes.largest, data * contextLength);
   }
   for (const table of Object.values(program.tables)) sizes.work += 8 * table.inv_freq.length * contextLength;
+  const parts = partsBytes(program, contract, contextLength);
+  sizes.work += parts + picksBytes(contract, pack.vocab_size);
+  sizes.largest = Math.max(sizes.largest, parts);
+  const mostRows = contract.constants.most_drafted;
   for (const value of Object.values(program.values)) {
-    for (const bytes of Object.values(valueBytes(value, value.shape[0] === 'R' ? 1 : chunk))) {
+    for (const bytes of Object.values(valueBytes(value, value.shape[0] === 'R' ? mostRows : Math.max(chunk, mostRows)))) {
       sizes.work += bytes;
       sizes.largest = Math.max(sizes.largest, bytes);
     }
@@ -180,8 +208,10 @@ export function limitProblems(pack, program, contract, { contextLength, kvCache,
   if (perToken * contextLength > limit) {
     check(`a cache of ${contextLength} tokens (at most ${Math.floor(limit / perToken)} fit)`, perToken * contextLength);
   }
+  check(`attention over ${contextLength} tokens`, partsBytes(program, contract, contextLength));
   for (const [name, value] of Object.entries(program.values)) {
-    check(`the value ${name}`, Math.max(...Object.values(valueBytes(value, value.shape[0] === 'R' ? 1 : chunk))));
+    const rows = Math.max(value.shape[0] === 'R' ? 1 : chunk, contract.constants.most_drafted);
+    check(`the value ${name}`, Math.max(...Object.values(valueBytes(value, rows))));
   }
   return problems;
 }

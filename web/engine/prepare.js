@@ -4,6 +4,7 @@ import { checkContract } from './contract.js';
 import { RETRY, sha256, smallFile, wholeFile } from './download.js';
 import { TercetError, packError } from './errors.js';
 import { adapterOf, requestAdapter, sizeText } from './gpu.js';
+import { parseForced } from './forced.js';
 import { KernelFiles } from './kernels.js';
 import { KV_KINDS, bindingLimit, limitProblems, memoryHint, planMemory } from './memory.js';
 import { planProgram } from './operations.js';
@@ -24,6 +25,7 @@ import { browserStore } from './store.js';
  * @property {AbortSignal} [signal]
  * @property {number} [contextLength]  tokens; default: the model's, at most 4096
  * @property {KvKind} [kvCache]  default f16
+ * @property {string} [kernels]  forces kernels, for debugging: `norm_linear=off,linear_ternary.ROWS=32`
  * @property {number} [prefillChunk]  most tokens of a prompt that are computed at once; default 128
  * @property {GPUDevice} [device]  stays the caller's
  * @property {string|URL} [shadersUrl]
@@ -171,15 +173,19 @@ function choose(
 /**
  * The adapter, and the program planned for it.
  * @param {Prepared} prepared
- * @param {Pick<LoadOptions, 'device'|'maxBindingBytes'>} options
+ * @param {Pick<LoadOptions, 'device'|'maxBindingBytes'|'kernels'>} options
  */
-export async function prepareGpu({ program, pack, contract, choice }, { device, maxBindingBytes }) {
+export async function prepareGpu({ program, pack, contract, choice }, { device, maxBindingBytes, kernels }) {
+  const forced = kernels === undefined ? undefined : parseForced(kernels, contract);
   const language = [...new Set(contract.kernels.flatMap((kernel) => kernel.language ?? []))];
   const adapter = device ? await adapterOf(device, language) : await requestAdapter();
+  const limit = bindingLimit(adapter.limits, maxBindingBytes);
+  const problems = limitProblems(pack, program, contract, choice, limit);
   return {
     adapter,
-    planned: planProgram(program, pack.tensors, contract, adapter.abilities, choice),
-    problems: limitProblems(pack, program, contract, choice, bindingLimit(adapter.limits, maxBindingBytes)),
+    // Whoever has problems does not run the plan, whose matrices cannot be cut.
+    planned: problems.length ? [] : planProgram(program, pack.tensors, contract, adapter.abilities, { ...choice, limit, forced }),
+    problems,
   };
 }
 

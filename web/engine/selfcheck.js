@@ -66,10 +66,12 @@ export function relevantCases(contract, cases, variants) {
   /** @type {Map<string, {exact: KernelCase[], alike: KernelCase[], all: KernelCase[]}>} */
   const groups = new Map();
   for (const { kernel, symbols, overrides } of variants) {
-    const kinds = Object.values(kernel.overrides ?? {}).filter((name) => typeof symbols[name] === 'string');
+    const names = Object.values(kernel.overrides ?? {})
+      .filter((name) => typeof name === 'string')
+      .filter((name) => typeof symbols[name] === 'string');
     const all = cases.filter((one) => one.kernel === kernel.name);
-    const alike = all.filter((one) => kinds.every((name) => one.symbols[name] === symbols[name]));
-    const key = [kernel.name, ...kinds.map((name) => symbols[name])].join(' ');
+    const alike = all.filter((one) => names.every((name) => one.symbols[name] === symbols[name]));
+    const key = [kernel.name, ...names.map((name) => symbols[name])].join(' ');
     const group = groups.get(key) ?? { exact: [], alike, all };
     const wanted = JSON.stringify(overrides);
     group.exact.push(
