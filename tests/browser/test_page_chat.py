@@ -203,7 +203,7 @@ def test_a_nearly_full_context_is_said_before(chat: Open) -> None:
     page.get_by_role("textbox", name="Message").fill("word " * 160)
     expect(page.get_by_text("The context is full: this would take")).to_be_visible()
     page.get_by_role("textbox", name="Message").fill("")
-    expect(page.get_by_text("The context is")).to_be_hidden()
+    expect(page.locator(".warning")).to_be_hidden()
 
 
 def test_a_full_context_gives_a_choice_and_can_go_on_without_the_oldest(chat: Open) -> None:
@@ -217,7 +217,7 @@ def test_a_full_context_gives_a_choice_and_can_go_on_without_the_oldest(chat: Op
     expect(button(notice, "Reload with a context of 128")).to_be_visible()
     button(notice, "Continue without the oldest messages").click()
     expect(answers(page)).to_have_count(3)
-    expect(page.locator(".divider:visible")).to_have_text("The model no longer reads the messages above.")
+    expect(page.locator(".divider:visible")).to_have_text("The model no longer sees the messages above.")
     wait_for_answer(page)
     sent = calls(page, "create")[-1]["messages"]
     # Without the oldest turn alone less than 40 % of the context would be free: the second goes too.

@@ -36,6 +36,13 @@ def test_each_browser_has_its_own_steps_to_webgpu(modules: Page, agent: str, sec
         ("formatBytesOf(21437000, 42100000)", "21.4 of 42.1 MB"),
         ("formatRate(38.24)", "38.2 tok/s"),
         ("formatRate(412.3)", "412 tok/s"),
+        ("formatRate(24312.3)", "24,300 tok/s"),
+        ("formatDuration(0.00000425)", "4.25 µs"),
+        ("formatDuration(0.0123)", "12.3 ms"),
+        ("formatDuration(1.5)", "1.5 s"),
+        ("formatPercent(0.5327)", "53 %"),
+        ("formatPercent(0.0042)", "0.4 %"),
+        ("formatPercent(0)", "0 %"),
         ("formatLeft(0.2)", "less than 1 s left"),
         ("formatLeft(11.6)", "12 s left"),
         ("formatLeft(200)", "3 min left"),
@@ -136,6 +143,11 @@ def test_the_real_client_offers_what_the_fake_one_does(modules: Page) -> None:
         const { EngineClient: fake } = await import('/engine/client.js');
         const { EngineClient: real } = await import('/engine/client.js?real');
         const own = Object.getOwnPropertyNames(fake).filter((name) => typeof fake[name] === 'function');
-        return { same: fake === real, missing: own.filter((name) => typeof real[name] !== 'function') };
+        const missing = own.filter((name) => typeof real[name] !== 'function');
+        const used = ['countTokens', 'measure', 'dispose'];
+        for (const { prototype } of [fake, real]) {
+            missing.push(...used.filter((name) => typeof prototype[name] !== 'function'));
+        }
+        return { same: fake === real, missing };
     }""")
     assert names == {"same": False, "missing": []}

@@ -2,87 +2,11 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { Chat } from '../../web/engine/chat.js';
-import { Session, newReport } from '../../web/engine/generate.js';
+import { newReport } from '../../web/engine/generate.js';
 import { checkSampling } from '../../web/engine/sampling.js';
+import { checkWays } from '../../web/engine/ways.js';
+import { INVALID, expected, run, session, sum } from './fake_executor.mjs';
 import { fails } from './helpers.mjs';
-
-const INVALID = 0xffffffff;
-
-/**
- * Stands in for the GPU: a "model" whose next id is a function of all ids before it, with a cache of its own, so that
- * a wrong position or a stale cache shows as another answer.
- */
-class FakeExecutor {
-  constructor(next, { chunk = 4 } = {}) {
-    Object.assign(this, { next, chunk, ringSize: 256, cache: [], log: [], unread: 0, mostUnread: 0 });
-  }
-
-  begin(sampling, seen) {
-    this.seen = seen;
-  }
-
-  read(ids) {
-    this.unread += 1;
-    this.mostUnread = Math.max(this.mostUnread, this.unread);
-    return new Promise((resolve) =>
-      setTimeout(() => {
-        this.unread -= 1;
-        resolve(ids);
-      }, 1),
-    );
-  }
-
-  step() {
-    const id = this.next(this.cache);
-    this.pending = id;
-    return id;
-  }
-
-  async prefill(ids, position, mode) {
-    assert.ok(ids.length <= this.chunk && position <= this.cache.length, 'no hole in the cache');
-    this.cache.length = position;
-    this.cache.push(...ids);
-    this.log.push(['prefill', ids.length, position, mode]);
-    return { ids: mode ? this.read([this.step()]) : null };
-  }
-
-  decode(mode, steps, produced) {
-    this.log.push(['decode', steps, produced]);
-    const ids = Array.from({ length: steps }, () => {
-      this.cache.push(this.pending);
-      return this.step();
-    });
-    return this.read(ids);
-  }
-}
-
-/** The sum of all ids before, below 50; deterministic and sensitive to everything. */
-const sum = (ids) => (ids.reduce((total, id, index) => total + id * (index + 1), 7) % 50) + 10;
-const session = (next = sum, options = {}) =>
-  new Session(new FakeExecutor(next, options), {
-    vocabulary: 100,
-    contextLength: options.contextLength ?? 64,
-    invalidId: INVALID,
-  });
-
-async function run(subject, prompt, options = {}, report = newReport()) {
-  const { stopIds = [], signal, onPrompt, ...sampling } = options;
-  const ids = [];
-  for await (const id of subject.run(
-    prompt,
-    { sampling: checkSampling({ temperature: 0, ...sampling }), stopIds: new Set(stopIds), signal, onPrompt },
-    report,
-  ))
-    ids.push(id);
-  return ids;
-}
-
-/** The answer by the definition, one id at a time. */
-function expected(prompt, count, next = sum) {
-  const all = [...prompt];
-  for (let index = 0; index < count; index++) all.push(next(all));
-  return all.slice(prompt.length);
-}
 
 test('ids are those that one step at a time would give, in whatever batches they are made', async () => {
   const subject = session();
@@ -149,7 +73,7 @@ test('max_tokens and the end of the context are both `length`, told apart', asyn
   const ids = await run(subject, [1, 2, 3, 4], {}, full);
   assert.deepEqual(ids, expected([1, 2, 3, 4], 7));
   assert.deepEqual([full.finish, full.contextFull], ['length', true]);
-  assert.ok(subject.executor.cache.length <= 10, 'nothing is written beyond the cache');
+  assert.equal(subject.executor.cache.length, 10, 'nothing is written beyond the cache');
 });
 
 test('a prompt that does not fit is refused with the numbers, before any work', async () => {
@@ -209,6 +133,12 @@ test('broken numbers are a typed error, not text', async () => {
   assert.equal(subject.running, false);
 });
 
+test('what a failed step left in the cache is not used again', async () => {
+  const subject = session((ids) => (ids.length === 9 ? INVALID : sum(ids)));
+  await assert.rejects(run(subject, [1, 2, 3]), fails('numbers-broken'));
+  assert.deepEqual(subject.cached, []);
+});
+
 test('the prompt’s tokens are marked as seen', async () => {
   const subject = session();
   await run(subject, [1, 33], { max_tokens: 1 });
@@ -233,7 +163,7 @@ test('a completion has the shape of other chat APIs', async () => {
     object: 'chat.completion',
     model: 'fake',
     choices: [{ index: 0, message: { role: 'assistant', content: 'Hello you' }, finish_reason: 'stop' }],
-    tercet: { seed: 5, context_used: 12, context_full: false },
+    tercet: { seed: 5, context_used: 12, context_full: false, context_rolls: 0, context_forgotten: 0 },
   });
   assert.match(id, /^chatcmpl-/);
   assert.ok(Math.abs(created - Date.now() / 1000) < 5);
@@ -282,6 +212,58 @@ test('`length` by max_tokens and by the context', async () => {
     [full.choices[0].message.content, full.choices[0].finish_reason, full.tercet.context_full],
     ['abc', 'length', true],
   );
+});
+
+test('a rolling window goes on, and a chunk of the stream says that text was forgotten', async () => {
+  const chunks = [];
+  const chat = chatOf('abc', 8);
+  chat.session.executor.next = (all) => all.at(-1) + 1;
+  const request = { ...ASK, max_tokens: 12, contextFull: 'roll', stream: true };
+  for await (const chunk of await chat.completions.create(request)) chunks.push(chunk);
+  assert.equal(chunks.map(({ choices }) => choices[0].delta.content ?? '').join(''), 'jklmnopqrstu');
+  const parts = chunks.map(({ choices: [{ delta, finish_reason: finish }], tercet }) =>
+    tercet
+      ? [finish, tercet.context_used, tercet.context_full, tercet.context_rolls, tercet.context_forgotten]
+      : delta.content,
+  );
+  // The cache has room for 8, so 9 tokens are 3 too many once 2 are to be free. A mark comes with the token after it.
+  assert.deepEqual(parts, [
+    [null, 3, false, 0, 0],
+    ...['j', 'k', 'l', 'm', 'n', 'o', 'p'],
+    [null, 7, false, 1, 3],
+    ...['q', 'r', 's'],
+    [null, 7, false, 2, 6],
+    ...['t', 'u'],
+    ['length', 8, false, 2, 6],
+  ]);
+});
+
+test('guesses are counted in the usage, and change nothing', async () => {
+  const texts = [];
+  for (const speculation of ['off', 'always']) {
+    const chat = chatOf('tick tock tick tock tick tock');
+    chat.session.executor.verifies = true;
+    const { choices, usage } = await chat.completions.create({ ...ASK, speculation });
+    texts.push(choices[0].message.content);
+    const counts = [usage.verify_steps, usage.drafted_tokens, usage.accepted_tokens];
+    if (speculation === 'off') assert.deepEqual(counts, [0, 0, 0]);
+    else assert.ok(counts[0] > 0 && counts[1] > counts[2] && counts[2] >= 8, `${counts}`);
+  }
+  assert.deepEqual(texts, ['tick tock tick tock tick tock', 'tick tock tick tock tick tock']);
+});
+
+test('ways of answering that do not exist are refused by name', async () => {
+  for (const [option, value] of [
+    ['speculation', 'on'],
+    ['speculation', true],
+    ['contextFull', 'slide'],
+  ]) {
+    await assert.rejects(
+      chatOf('abc').completions.create({ ...ASK, [option]: value }),
+      (error) => fails('bad-request')(error) && error.detail.option === option && error.message.includes(option),
+    );
+  }
+  assert.deepEqual(checkWays({ speculation: null }), { speculation: 'auto', contextFull: 'stop' });
 });
 
 test('requests are refused before a stream is returned', async () => {

@@ -3,6 +3,7 @@ import { DEFAULTS, sanitize } from './settings.js';
 
 /** @typedef {import('./types.js').Store} Store */
 /** @typedef {import('./types.js').Settings} Settings */
+/** @typedef {import('./types.js').State} State */
 /** @typedef {import('./types.js').Model} Model */
 /** @typedef {ReturnType<typeof createActions>} Actions */
 
@@ -19,9 +20,11 @@ const wait = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
  * @param {{models: ReturnType<typeof import('./models.js').createModels>,
  *   session: ReturnType<typeof import('./session.js').createSession>,
  *   turns: ReturnType<typeof import('./turns.js').createTurns>,
+ *   measure: ReturnType<typeof import('./measure.js').createMeasure>,
  *   focusMessage: () => void, focusPage: () => void, followText: () => void, toTop: () => void}} parts
  */
-export function createActions(store, { models, session, turns, focusMessage, focusPage, followText, toTop }) {
+export function createActions(store, parts) {
+  const { models, session, turns, measure, focusMessage, focusPage, followText, toTop } = parts;
   /** @type {ReturnType<typeof setTimeout>|undefined} */
   let counting;
   const countSoon = () => {
@@ -49,7 +52,8 @@ export function createActions(store, { models, session, turns, focusMessage, foc
   /** @param {Model} model */
   async function loadAnyway(model) {
     turns.stop();
-    await Promise.race([turns.settled(), wait(STOP_WITHIN_MS)]);
+    measure.stop();
+    await Promise.race([Promise.all([turns.settled(), measure.settled()]), wait(STOP_WITHIN_MS)]);
     focusPage();
     followText();
     await session.load(model);
@@ -111,8 +115,8 @@ export function createActions(store, { models, session, turns, focusMessage, foc
     /** Sampling, seed and system prompt of an answer. Memory is left alone: it would need a reload. */
     useSettings(/** @type {import('./types.js').Made} */ made) {
       const { settings } = store.get();
-      const { contextLength, kvCache, theme } = settings;
-      setSettings({ ...sanitize({ ...made, theme }), contextLength, kvCache });
+      const { contextLength, kvCache, contextFull, speculation, theme } = settings;
+      setSettings({ ...sanitize({ ...made, theme }), contextLength, kvCache, contextFull, speculation });
       store.set({ panel: 'settings' });
     },
     ask(/** @type {string} */ text) {
@@ -140,14 +144,23 @@ export function createActions(store, { models, session, turns, focusMessage, foc
     },
     bringBack: () => turns.bringBack(),
     dropOldest: () => void turns.dropOldestMessages(),
+    /** From now on the oldest text leaves a full context; what the full one stopped goes on. */
+    roll() {
+      setSettings({ contextFull: 'roll' });
+      turns.goOn();
+      followText();
+    },
+    measure: () => void measure.run(),
+    stopMeasuring: () => measure.stop(),
     /** Open this panel, close it if it is open (unless `open`), or close any with null. */
-    togglePanel(/** @type {'settings'|'details'|null} */ panel, open = false) {
+    togglePanel(/** @type {State['panel']} */ panel, open = false) {
       store.set({ panel: store.get().panel === panel && !open ? null : panel });
     },
     /** Esc: what is most urgent first. */
     escape() {
       const { editing, panel } = store.get();
       if (turns.isAnswering()) turns.stop();
+      else if (measure.isRunning()) measure.stop();
       else if (editing) store.set({ editing: null });
       else if (panel) store.set({ panel: null });
     },

@@ -39,10 +39,11 @@ export function sentences(text) {
 
 /**
  * Say an answer while it grows: each sentence once, when the next one has begun.
+ * @param {string} [before] what was said of it already, when the answer goes on
  * @returns {{grow: (markdown: string) => void, end: (markdown: string) => void}}
  */
-export function createSpeaker() {
-  let said = 0;
+export function createSpeaker(before = '') {
+  let said = Math.max(0, sentences(speakable(before)).length - 1);
   /** @param {string} markdown @param {boolean} whole */
   function say(markdown, whole) {
     const all = sentences(speakable(markdown));

@@ -1,4 +1,4 @@
-/** The bar at the top: which model, new chat, settings, details. */
+/** The bar at the top: which model, new chat, speed, settings, details. */
 import { button, h, setAttr, setText } from './dom.js';
 import { icon } from './icons.js';
 
@@ -19,9 +19,11 @@ export function createBar(bar, actions) {
   const model = h('button', { type: 'button', class: 'quiet model-button', onclick: actions.showModels },
     name, status, icon('chevron'));
   const newChat = button({ icon: icon('plus'), text: 'New chat', class: 'quiet', onclick: actions.newChat });
+  const speed = panelButton('gauge', 'Speed', () => actions.togglePanel('speed'));
+  speed.classList.add('speed-button');
   const settings = panelButton('sliders', 'Settings', () => actions.togglePanel('settings'));
   const details = panelButton('info', 'Details', () => actions.togglePanel('details'));
-  bar.append(model, h('div', { class: 'bar-buttons' }, newChat, settings, details));
+  bar.append(model, h('div', { class: 'bar-buttons' }, newChat, speed, settings, details));
 
   return ({ engine, models, panel, conversation, screen }) => {
     const chosen = models.list.find((one) => one.id === engine.modelId);
@@ -33,13 +35,16 @@ export function createBar(bar, actions) {
     setAttr(model, 'aria-current', screen === 'choose' ? 'page' : null);
     newChat.hidden = screen === 'choose' && conversation.messages.length === 0;
     newChat.disabled = screen === 'chat' && conversation.messages.length === 0;
+    // Without a model there is nothing to measure.
+    speed.hidden = engine.status !== 'ready' && panel !== 'speed';
+    setAttr(speed, 'aria-expanded', String(panel === 'speed'));
     setAttr(settings, 'aria-expanded', String(panel === 'settings'));
     setAttr(details, 'aria-expanded', String(panel === 'details'));
   };
 }
 
 /**
- * @param {'sliders'|'info'} symbol
+ * @param {'sliders'|'info'|'gauge'} symbol
  * @param {string} text
  * @param {() => void} onclick
  */

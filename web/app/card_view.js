@@ -2,6 +2,7 @@
 import { button, h, setText } from './dom.js';
 import { formatBits, formatBytes, formatCount, formatParameters } from './format.js';
 import { icon } from './icons.js';
+import { loweredWords } from './largest_context.js';
 import { estimateMemory } from './models.js';
 import { titleOf } from './problems.js';
 
@@ -91,6 +92,7 @@ function judge({ support, plans, models }, model) {
     const { problem } = known;
     return { ok: false, text: problem ? `${titleOf(problem)}. ${problem.message}` : 'This model cannot be read.' };
   }
+  if (known.lowered) return { ok: true, text: `This device can run it. ${loweredWords(known.lowered)}` };
   if (known.plan.fits) return { ok: true, text: 'This device can run it.' };
   const reasons = known.plan.problems.map((problem) => problem.message).join(' ');
   return { ok: false, text: `This device cannot run it. ${reasons}` };

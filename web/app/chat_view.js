@@ -1,5 +1,6 @@
 /** The conversation, the empty state, a load on its way, and what went wrong. */
 import { button, h, setText } from './dom.js';
+import { loweredWords } from './largest_context.js';
 import { createLoading } from './loading_view.js';
 import { createMessage } from './message_view.js';
 import { createNotice, reloadWith } from './notice_view.js';
@@ -50,7 +51,7 @@ export function createChat(actions) {
       view.render(message, {
         last: index === messages.length - 1,
         lastDropped: Boolean(message.dropped) && !messages[index + 1]?.dropped,
-        mayAct: state.engine.status === 'ready' && !state.turn,
+        mayAct: state.engine.status === 'ready' && !state.turn && state.measure.status !== 'running',
         editing: state.editing === message.id,
         turn: state.turn?.answerId === message.id ? state.turn : null,
       });
@@ -67,6 +68,7 @@ export function createChat(actions) {
     empty.render(state);
     renderMessages(state);
     unanswered.hidden = !(engine.status === 'ready' && !turn && !trouble && !state.editing
+      && state.measure.status !== 'running'
       && conversation.messages.at(-1)?.role === 'user');
     loading.render(state);
     const kept = conversation.messages.length > 0;
@@ -97,14 +99,16 @@ function engineOffers({ engine }, actions) {
  * @param {Actions} actions
  * @returns {import('./notice_view.js').Offers}
  */
-function troubleOffers({ engine, conversation }, actions) {
+function troubleOffers({ engine, conversation, trouble }, actions) {
   const { contextLength = 0, maxContextLength = 0 } = engine.info ?? {};
-  const larger = Math.min(maxContextLength, contextLength * 2);
+  // A context that was lowered is the largest that this device holds.
+  const larger = engine.lowered ? 0 : Math.min(maxContextLength, contextLength * 2);
   const questions = conversation.messages.filter(({ role, dropped }) => role === 'user' && !dropped).length;
   return {
     retry: { run: actions.regenerate },
     reload: { run: actions.reload },
     'new-chat': { run: actions.newChat },
+    ...(trouble?.detail.alone ? {} : { roll: { run: actions.roll } }),
     ...(questions > 1 ? { 'drop-oldest': { run: actions.dropOldest } } : {}),
     ...(larger > contextLength
       ? { 'larger-context': { text: reloadWith(larger), run: () => actions.reloadWith(larger) } } : {}),
@@ -119,13 +123,14 @@ function createEmpty(actions) {
   const where = h('span', {});
   const promise = h('span', {});
   const quality = h('p', { class: 'muted' });
+  const lowered = h('p', { class: 'muted' });
   const examples = h('ul', { class: 'examples', 'aria-label': 'Examples' }, ...EXAMPLES.map((text) =>
     h('li', {}, button({ text, class: 'example', onclick: () => actions.ask(text) }))));
   const none = h('div', { class: 'actions' },
     button({ text: 'Choose a model', class: 'primary', onclick: actions.showModels }));
   const previous = button({ text: 'Bring back the previous chat', class: 'quiet', onclick: actions.bringBack });
   const element = h('section', { class: 'empty' },
-    name, h('p', { class: 'where' }, where, promise), quality, examples, none, previous);
+    name, h('p', { class: 'where' }, where, promise), quality, lowered, examples, none, previous);
 
   /** @param {State} state */
   function render({ engine, conversation, previous: put, support }) {
@@ -137,6 +142,8 @@ function createEmpty(actions) {
     setText(promise, info ? 'Nothing you write is sent anywhere.' : '');
     setText(quality, info
       ? `Quality: ${info.grade ?? 'not measured'}. Small models make mistakes; check what matters.` : '');
+    setText(lowered, engine.lowered ? loweredWords(engine.lowered) : '');
+    lowered.hidden = engine.lowered === null;
     examples.hidden = !info;
     none.hidden = Boolean(info);
     previous.hidden = !put;

@@ -61,8 +61,10 @@ export function createComposer(actions) {
       fit();
     }
     const ready = engine.status === 'ready';
-    setAttr(area, 'placeholder', engine.status === 'loading' ? 'Write while the model loads' : 'Message');
-    send.disabled = !ready || conversation.draft.trim() === '';
+    const measuring = state.measure.status === 'running';
+    setAttr(area, 'placeholder', measuring ? 'Write while this device is measured'
+      : engine.status === 'loading' ? 'Write while the model loads' : 'Message');
+    send.disabled = !ready || measuring || conversation.draft.trim() === '';
     send.hidden = turn !== null;
     stop.hidden = turn === null;
     warning.render(state);
@@ -78,20 +80,24 @@ export function createComposer(actions) {
 function createWarning(actions) {
   const text = h('span', {});
   const drop = button({ text: 'Continue without the oldest messages', class: 'link', onclick: actions.dropOldest });
-  const element = h('div', { class: 'warning', hidden: true, role: 'status' }, text,
+  const roll = button({ text: 'Use a rolling window', class: 'link', onclick: actions.roll });
+  const element = h('div', { class: 'warning', hidden: true, role: 'status' }, text, roll,
     button({ text: 'New chat', class: 'link', onclick: actions.newChat }), drop);
 
   /** @param {State} state */
-  function render({ engine, context, turn, trouble, conversation }) {
+  function render({ engine, context, turn, trouble, conversation, settings }) {
     const total = engine.info?.contextLength ?? 0;
     const level = total ? contextLevel(context.used, total) : 'ok';
     element.hidden = level === 'ok' || turn !== null || trouble !== null;
     if (element.hidden) return;
     const left = Math.max(0, total - context.used);
-    setText(text, level === 'near'
+    const rolls = settings.contextFull === 'roll';
+    const words = level === 'near'
       ? `The context is nearly full: room for about ${formatCount(left)} more tokens of questions and answers.`
-      : `The context is full: this would take ${formatCount(context.used)} of ${formatCount(total)} tokens.`);
-    drop.hidden = conversation.messages.filter(({ role, dropped }) => role === 'user' && !dropped).length < 2;
+      : `The context is full: this would take ${formatCount(context.used)} of ${formatCount(total)} tokens.`;
+    setText(text, rolls ? `${words} The oldest text will leave it, and the model goes on.` : words);
+    roll.hidden = rolls;
+    drop.hidden = rolls || conversation.messages.filter(({ role, dropped }) => role === 'user' && !dropped).length < 2;
   }
   return { element, render };
 }

@@ -44,8 +44,8 @@ export function questionOf(messages, answerId) {
 }
 
 /**
- * What is sent to the model: without dropped messages and empty answers. Chat templates want the roles to take
- * turns, so two questions in a row (the first one's answer never came) become one.
+ * What is sent to the model: without dropped messages, unread beginnings and empty answers. Chat templates want the
+ * roles to take turns, so two questions in a row (the first one's answer never came) become one.
  * @param {Message[]} messages
  * @param {string} systemPrompt
  * @returns {{role: 'system'|'user'|'assistant', content: string}[]}
@@ -54,7 +54,8 @@ export function toPrompt(messages, systemPrompt) {
   /** @type {{role: 'system'|'user'|'assistant', content: string}[]} */
   const prompt = [];
   if (systemPrompt.trim()) prompt.push({ role: 'system', content: systemPrompt });
-  for (const { role, content, dropped } of messages) {
+  for (const { role, content: whole, unread = 0, dropped } of messages) {
+    const content = whole.slice(unread);
     if (dropped || content === '') continue;
     const last = prompt.at(-1);
     if (last?.role === role) last.content += `\n\n${content}`;

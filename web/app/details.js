@@ -1,6 +1,7 @@
 /** The text of a bug report: the device, the versions, the timings. Never the conversation or the system prompt. */
 import { adapterName } from './platform.js';
 import { formatBytes } from './format.js';
+import { summary } from './report_words.js';
 import { titleOf } from './problems.js';
 
 /** @typedef {import('./types.js').State} State */
@@ -21,6 +22,7 @@ export function detailsText(state, browser) {
     ['GPU', gpuLines(state)],
     ['Model', modelLines(state)],
     ['Load', loadLines(state)],
+    ['Speed', speedLines(state)],
     ['Last answer', answerLines(state)],
     ['Settings', settingsLines(state)],
     ['Last problem', problemLines(state)],
@@ -41,14 +43,16 @@ function gpuLines({ support }) {
 }
 
 /** @param {State} state */
-function modelLines({ engine, models }) {
+function modelLines({ engine, models, kernels: forced }) {
   const model = models.list.find((one) => one.id === engine.modelId);
   if (!model) return ['none'];
   const lines = [`${model.name} (${model.id})`, `status: ${engine.status}`,
     `download: ${formatBytes(model.bytes)}, ${model.bits_per_weight} bits a weight, activations ${model.activations}`];
+  if (forced !== null) lines.push(`kernels forced by the address: ${forced}`);
   if (engine.info) {
     const { contextLength, kvCache, weightsBytes, kvBytes, workBytes, kernels } = engine.info;
     lines.push(`context: ${contextLength}, KV cache ${kvCache}`);
+    if (engine.lowered) lines.push(`context lowered from ${engine.lowered.asked}: ${engine.lowered.reason}`);
     lines.push(`memory: weights ${formatBytes(weightsBytes)}, KV cache ${formatBytes(kvBytes)}, `
       + `work ${formatBytes(workBytes)}`);
     lines.push(`kernels: ${kernels.join(', ')}`);
@@ -61,6 +65,9 @@ function loadLines({ engine }) {
   const started = engine.loadMs ?? engine.progress?.startedAt ?? {};
   return Object.entries(started).map(([phase, ms]) => `${phase} began after ${(ms / 1000).toFixed(2)} s`);
 }
+
+/** @param {State} state */
+const speedLines = ({ measure }) => (measure.report ? [summary(measure.report)] : []);
 
 /** @param {State} state */
 function answerLines({ conversation }) {

@@ -52,8 +52,9 @@ export function formatParameters(count) {
     .format(count);
 }
 
-/** @param {number} perSecond tokens @returns {string} "38 tok/s" */
-export const formatRate = (perSecond) => `${short(perSecond)} tok/s`;
+/** @param {number} perSecond tokens @returns {string} "38 tok/s", "24,300 tok/s" */
+export const formatRate = (perSecond) =>
+  `${perSecond < 1000 ? short(perSecond) : formatCount(Number(perSecond.toPrecision(3)))} tok/s`;
 
 /** @param {number} bytesPerSecond @returns {string} "12.3 MB/s" */
 export const formatSpeed = (bytesPerSecond) => `${formatBytes(bytesPerSecond)}/s`;
@@ -69,6 +70,19 @@ export function formatLeft(seconds) {
 /** @param {number} seconds @returns {string} "0.42 s", "12 s" */
 export const formatSeconds = (seconds) =>
   seconds < 0.1 ? `${Math.max(1, Math.round(seconds * 1000))} ms` : `${short(seconds)} s`;
+
+/** @param {number} seconds @returns {string} "42 µs", "1.25 ms", "0.42 s" */
+export function formatDuration(seconds) {
+  if (seconds >= 0.1) return formatSeconds(seconds);
+  if (seconds >= 0.001) return `${short(seconds * 1e3)} ms`;
+  return `${short(seconds * 1e6)} µs`;
+}
+
+/** @param {number} share @returns {string} "53 %", "0.4 %" */
+export function formatPercent(share) {
+  const percent = 100 * share;
+  return `${percent !== 0 && Math.abs(percent) < 1 ? Number(percent.toPrecision(1)) : Math.round(percent)} %`;
+}
 
 /** @param {number} bits @returns {string} "2.61 bits a weight" */
 export const formatBits = (bits) => `${short(bits)} bits a weight`;

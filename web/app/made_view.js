@@ -58,6 +58,7 @@ function rows(made) {
     ['Longest answer', made.maxTokens === null ? 'no limit' : plural(made.maxTokens, 'token')],
     ['Context', `${formatCount(made.contextLength)} tokens, KV cache ${made.kvCache}`],
     ['System prompt', made.systemPrompt.trim() ? made.systemPrompt : 'the model’s own']);
+  if (made.rolls) list.push(['Rolling window', `moved on ${made.rolls === 1 ? 'once' : `${made.rolls} times`}`]);
   if (usage) {
     list.push(
       ['Prompt', `${plural(usage.prompt_tokens, 'token')}, ${formatCount(usage.cached_tokens)} of them already read`],

@@ -8,6 +8,7 @@ import { byId, button } from './dom.js';
 import { createFocusKeeper } from './focus_keeper.js';
 import { createFollow } from './follow.js';
 import { icon } from './icons.js';
+import { NOT_MEASURED, createMeasure } from './measure.js';
 import { createModels } from './models.js';
 import { createModelsView } from './models_view.js';
 import { createNarrator } from './narrator.js';
@@ -39,12 +40,15 @@ const store = createStore(/** @type {State} */ ({
   context: { used: 0 },
   editing: null,
   panel: null,
+  measure: NOT_MEASURED,
+  kernels: new URLSearchParams(location.search).get('kernels'),
   lastProblem: null,
 }));
 
 const models = createModels(store);
 const session = createSession(store, models);
 const turns = createTurns(store, session);
+const measure = createMeasure(store, session);
 
 const scroller = byId('scroller');
 const newest = button({ icon: icon('down'), text: 'Jump to the newest text', iconOnly: true, class: 'newest', hidden: true,
@@ -53,7 +57,7 @@ const follow = createFollow(scroller, () => store.get().screen === 'chat', (foll
   newest.hidden = following || store.get().screen !== 'chat';
 });
 const actions = createActions(store, {
-  models, session, turns,
+  models, session, turns, measure,
   focusMessage,
   focusPage,
   followText: () => follow.start(),
@@ -79,7 +83,10 @@ keep();
 document.addEventListener('keydown', (event) => {
   if (event.key === 'Escape' && !event.isComposing) actions.escape();
 });
-session.whenLost(turns.cutOff);
+session.whenLost(() => {
+  turns.cutOff();
+  measure.cutOff();
+});
 void models.start().then(actions.resume);
 keepPageForOfflineVisits();
 

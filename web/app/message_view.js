@@ -28,7 +28,7 @@ const ENDINGS = {
  */
 export function createMessage(message, actions) {
   const view = message.role === 'user' ? createQuestion(message, actions) : createAnswer(message, actions);
-  const divider = h('p', { class: 'divider' }, 'The model no longer reads the messages above.');
+  const divider = h('p', { class: 'divider' }, 'The model no longer sees the messages above.');
   const element = h('li', { class: `message ${message.role}` }, view.element);
   /** @type {Message|null} */
   let shown = null;
@@ -116,6 +116,7 @@ function createEditor(message, actions) {
  */
 function createAnswer(message, actions) {
   const heading = h('h2', { class: 'visually-hidden' }, message.made?.model || 'Answer');
+  const cut = h('p', { class: 'divider', hidden: true }, 'The model no longer sees the beginning of this answer.');
   const text = h('div', { class: 'prose' });
   const markdown = createMarkdown(text);
   const ending = h('span', { class: 'ending' });
@@ -124,7 +125,7 @@ function createAnswer(message, actions) {
   const made = createMade(actions);
   // The row has its height from the first word on, so that nothing moves when the answer ends.
   const row = h('div', { class: 'row' }, copy, again, made.summary, ending);
-  const element = h('div', {}, heading, text, row, made.element);
+  const element = h('div', {}, heading, cut, text, row, made.element);
   let content = message.content;
   copy.addEventListener('click', () => copyText(content, copy));
 
@@ -132,6 +133,7 @@ function createAnswer(message, actions) {
   function render(now, { last, mayAct, turn }) {
     content = now.content;
     markdown(now.content);
+    cut.hidden = !now.unread || Boolean(now.dropped);
     const writing = now.status === 'streaming';
     copy.hidden = writing || !content;
     again.hidden = writing || !last;
@@ -151,6 +153,7 @@ function emptyOr({ content, status = 'finished' }) {
 /** @param {Turn|null} turn */
 function pace(turn) {
   if (!turn || turn.phase === 'reading') return 'Reading';
-  const { tokens, tokensPerSecond } = turn;
-  return `Writing · ${plural(tokens, 'token')}${tokensPerSecond ? ` · ${formatRate(tokensPerSecond)}` : ''}`;
+  const { tokens, tokensPerSecond, rolls } = turn;
+  return [`Writing · ${plural(tokens, 'token')}`, tokensPerSecond && formatRate(tokensPerSecond),
+    rolls && 'the oldest text has left the context'].filter(Boolean).join(' · ');
 }

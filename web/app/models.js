@@ -1,5 +1,6 @@
 /** The list of models, what each needs on this device, and what is stored of it here. */
 import { EngineClient } from '/engine/client.js';
+import { largestPlan, lower } from './largest_context.js';
 import { toProblem } from './problems.js';
 
 /** @typedef {import('./types.js').Store} Store */
@@ -19,6 +20,33 @@ export function estimateMemory(model, { contextLength, kvCache }) {
   const { layers, kv_heads: heads, head_dim: size } = model.kv;
   return { bytes: model.resident_bytes + 2 * layers * heads * size * KV_BYTES[kvCache] * context, contextLength: context };
 }
+
+/**
+ * @param {PlanState|undefined} known
+ * @param {Model} model
+ * @param {import('./types.js').Settings} settings
+ * @returns {PlanState|null} null if it is missing or for other settings
+ */
+function upToDate(known, model, { contextLength, kvCache }) {
+  const asked = Math.min(contextLength, model.context);
+  return known?.asked === asked && known.kvCache === kvCache ? known : null;
+}
+
+/**
+ * @param {Model} model
+ * @param {import('./types.js').State} state
+ * @returns {import('./types.js').Lowered|null} when the context that is chosen does not fit this device
+ */
+export const loweredFor = (model, { plans, settings }) =>
+  upToDate(plans[model.id], model, settings)?.lowered ?? null;
+
+/**
+ * @param {Model} model
+ * @param {import('./types.js').State} state
+ * @returns {number} tokens of the context that the model is loaded with
+ */
+export const contextFor = (model, state) =>
+  loweredFor(model, state)?.contextLength ?? Math.min(state.settings.contextLength, model.context);
 
 /**
  * @param {Store} store
@@ -66,15 +94,32 @@ export function createModels(store) {
   /**
    * @param {Model} model
    * @param {import('./types.js').Settings} settings
+   * @param {AbortSignal} [signal]
    * @returns {Promise<PlanState>}
    */
-  async function planOne(model, { contextLength, kvCache }) {
+  async function planOne(model, { contextLength, kvCache }, signal = undefined) {
+    const asked = Math.min(contextLength, model.context);
+    const planAt = (/** @type {number} */ length) =>
+      EngineClient.plan(model.url, { contextLength: length, kvCache, signal });
+    const state = { asked, kvCache, plan: null, lowered: null, problem: null };
     try {
-      const length = Math.min(contextLength, model.context);
-      return { plan: await EngineClient.plan(model.url, { contextLength: length, kvCache }), problem: null };
+      const chosen = await planAt(asked);
+      const smaller = chosen.fits ? null : await largestPlan(chosen, planAt);
+      return { ...state, plan: smaller ?? chosen, lowered: smaller && lower(chosen, smaller) };
     } catch (error) {
-      return { plan: null, problem: toProblem(error) };
+      return { ...state, problem: toProblem(error) };
     }
+  }
+
+  /**
+   * What this model is loaded with: the plan that is shown, if it is for the settings as they are now.
+   * @param {Model} model
+   * @param {AbortSignal} signal
+   * @returns {Promise<PlanState>}
+   */
+  async function planFor(model, signal) {
+    const { plans, settings } = store.get();
+    return upToDate(plans[model.id], model, settings) ?? planOne(model, settings, signal);
   }
 
   /** @param {Model} model */
@@ -99,6 +144,7 @@ export function createModels(store) {
       await plan();
     },
     plan,
+    planFor,
     remove,
     /** @param {string|null} id @returns {Model|null} */
     byId: (id) => store.get().models.list.find((model) => model.id === id) ?? null,

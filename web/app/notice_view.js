@@ -21,6 +21,7 @@ const WORDS = {
   choose: 'Choose another model',
   'new-chat': 'New chat',
   'drop-oldest': 'Continue without the oldest messages',
+  roll: 'Go on with a rolling window',
 };
 
 /** @param {number} tokens */

@@ -3,6 +3,7 @@ import { button, h, setAttr, setText } from './dom.js';
 import { createDetails } from './details_view.js';
 import { icon } from './icons.js';
 import { createSettings } from './settings_view.js';
+import { createSpeed } from './speed_view.js';
 
 /** @typedef {import('./types.js').State} State */
 /** @typedef {import('./actions.js').Actions} Actions */
@@ -20,9 +21,9 @@ export function createPanel(panel, behind, actions) {
   const title = h('h2', { tabindex: '-1' });
   const close = button({ icon: icon('close'), text: 'Close', iconOnly: true, class: 'quiet',
     onclick: () => actions.togglePanel(null) });
-  const views = { settings: createSettings(actions), details: createDetails() };
-  const words = { settings: 'Settings', details: 'Details' };
-  const body = h('div', { class: 'panel-body' }, views.settings.element, views.details.element);
+  const views = { settings: createSettings(actions), details: createDetails(), speed: createSpeed(actions) };
+  const words = { settings: 'Settings', details: 'Details', speed: 'How fast is my GPU?' };
+  const body = h('div', { class: 'panel-body' }, ...Object.values(views).map((view) => view.element));
   panel.append(h('header', {}, title, close), body);
   const narrow = matchMedia(NARROW);
   /** @type {State['panel']} */
@@ -47,8 +48,7 @@ export function createPanel(panel, behind, actions) {
     const hadFocus = panel.contains(document.activeElement);
     shown = now;
     panel.hidden = now === null;
-    views.settings.element.hidden = now !== 'settings';
-    views.details.element.hidden = now !== 'details';
+    for (const [name, view] of Object.entries(views)) view.element.hidden = name !== now;
     cover();
     if (now !== null) {
       body.scrollTop = 0;

@@ -1,7 +1,7 @@
 /** Failures as a person reads them: what happened, and which ways there are to go on. */
 
 /** @typedef {import('./types.js').Problem} Problem */
-/** @typedef {'retry'|'reload'|'smaller-context'|'larger-context'|'choose'|'new-chat'|'drop-oldest'} Way */
+/** @typedef {'retry'|'reload'|'smaller-context'|'larger-context'|'choose'|'new-chat'|'drop-oldest'|'roll'} Way */
 
 /** @type {Record<string, {title: string, ways: Way[]}>} */
 const KNOWN = {
@@ -16,7 +16,7 @@ const KNOWN = {
   'download-failed': { title: 'The download stopped', ways: ['retry', 'choose'] },
   'chunk-corrupt': { title: 'A part of the model arrived damaged', ways: ['retry', 'choose'] },
   'storage-full': { title: 'This browser’s storage is full', ways: ['choose', 'retry'] },
-  'context-too-long': { title: 'The context is full', ways: ['drop-oldest', 'new-chat', 'larger-context'] },
+  'context-too-long': { title: 'The context is full', ways: ['roll', 'new-chat', 'drop-oldest', 'larger-context'] },
   'self-check-failed': { title: 'This device computes wrongly, so the model is not run', ways: ['choose', 'retry'] },
   'numbers-broken': { title: 'The numbers of the model went wrong', ways: ['retry', 'reload'] },
   'bad-request': { title: 'The model does not take this', ways: [] },
@@ -48,6 +48,12 @@ export const titleOf = (problem) => (KNOWN[problem.code] ?? KNOWN.internal).titl
 
 /** @param {Problem} problem @returns {Way[]} the first one is the best */
 export const waysOf = (problem) => (KNOWN[problem.code] ?? KNOWN.internal).ways;
+
+/** Failures after which the engine cannot go on by itself. */
+const ENDS_ENGINE = new Set(['device-lost', 'out-of-memory']);
+
+/** @param {Problem} problem */
+export const endsEngine = ({ code }) => ENDS_ENGINE.has(code);
 
 /** Failures that smaller buffers may cure. */
 const ABOUT_MEMORY = new Set(['out-of-memory', 'limit-too-small', 'load-unfinished']);

@@ -1,5 +1,6 @@
 /** The life of the engine: load, cancel, lose, load again. Holds the one object that is not plain data. */
 import { EngineClient } from '/engine/client.js';
+import { contextFor } from './models.js';
 import { smallerContext, toProblem } from './problems.js';
 import { NO_PROGRESS, advance } from './progress.js';
 import { load as loadKept, save } from './storage.js';
@@ -12,7 +13,7 @@ import { load as loadKept, save } from './storage.js';
 /** @type {Readonly<EngineState>} */
 export const NO_ENGINE = Object.freeze({
   status: /** @type {const} */ ('none'), modelId: null, info: null, progress: null, problem: null, proposedContext: null,
-  loadMs: null,
+  lowered: null, loadMs: null,
 });
 
 /** A load that got past its download this often without ending has likely taken the tab with it. */
@@ -58,12 +59,14 @@ export function createSession(store, models) {
    */
   async function loadNow(model, controller) {
     await dispose();
-    const { settings } = store.get();
+    const { settings, kernels } = store.get();
+    const { lowered } = await models.planFor(model, controller.signal);
     const started = performance.now();
     try {
       const loaded = await EngineClient.load(model.url, {
-        contextLength: Math.min(settings.contextLength, model.context),
+        contextLength: lowered?.contextLength ?? Math.min(settings.contextLength, model.context),
         kvCache: settings.kvCache,
+        ...(kernels === null ? {} : { kernels }),
         signal: controller.signal,
         onProgress: (event) => {
           if (loading !== controller) return;
@@ -78,7 +81,7 @@ export function createSession(store, models) {
         return;
       }
       loading = null;
-      become(loaded, model);
+      become(loaded, model, lowered);
     } catch (error) {
       if (loading !== controller) return;
       loading = null;
@@ -89,12 +92,13 @@ export function createSession(store, models) {
   /**
    * @param {EngineClient} loaded
    * @param {Model} model
+   * @param {import('./types.js').Lowered|null} lowered
    */
-  function become(loaded, model) {
+  function become(loaded, model, lowered) {
     engine = loaded;
     save('resume', { modelId: model.id, unfinished: 0 });
     const loadMs = store.get().engine.progress?.startedAt ?? null;
-    patch({ status: 'ready', info: loaded.info, progress: null, problem: null, loadMs });
+    patch({ status: 'ready', info: loaded.info, progress: null, problem: null, lowered, loadMs });
     void loaded.lost.then((reason) => {
       if (engine === loaded) lose(reason);
     });
@@ -123,8 +127,7 @@ export function createSession(store, models) {
    */
   function proposal(problem, model) {
     const perToken = store.get().plans[model.id]?.plan?.kvBytesPerToken ?? null;
-    const length = Math.min(store.get().settings.contextLength, model.context);
-    return smallerContext(problem, length, perToken);
+    return smallerContext(problem, contextFor(model, store.get()), perToken);
   }
 
   /**

@@ -28,6 +28,8 @@ export const NUMBER_FIELDS = [
 ];
 
 export const KV_CACHES = /** @type {const} */ (['f16', 'f32', 'q8']);
+export const CONTEXT_FULL = /** @type {const} */ (['stop', 'roll']);
+export const SPECULATION = /** @type {const} */ (['auto', 'off']);
 export const THEMES = /** @type {const} */ (['auto', 'light', 'dark']);
 
 /** @type {Readonly<Settings>} */
@@ -43,6 +45,8 @@ export const DEFAULTS = Object.freeze({
   maxTokens: null,
   contextLength: 4096,
   kvCache: /** @type {const} */ ('f16'),
+  contextFull: /** @type {const} */ ('stop'),
+  speculation: /** @type {const} */ ('auto'),
 });
 
 /**
@@ -88,6 +92,8 @@ export function sanitize(stored) {
   if (typeof context === 'number' && Number.isInteger(context) && context >= 128) settings.contextLength = context;
   settings.theme = THEMES.find((theme) => theme === given.theme) ?? DEFAULTS.theme;
   settings.kvCache = KV_CACHES.find((type) => type === given.kvCache) ?? DEFAULTS.kvCache;
+  settings.contextFull = CONTEXT_FULL.find((way) => way === given.contextFull) ?? DEFAULTS.contextFull;
+  settings.speculation = SPECULATION.find((way) => way === given.speculation) ?? DEFAULTS.speculation;
   return settings;
 }
 

@@ -1,8 +1,11 @@
 /** The settings panel. Each change is kept at once. */
-import { button, h } from './dom.js';
+import { button, h, setText } from './dom.js';
+import { createChoiceField } from './choice_field.js';
+import { loweredWords } from './largest_context.js';
 import { createMemoryFields } from './memory_fields.js';
+import { contextFor, loweredFor } from './models.js';
 import { createNumberField } from './number_field.js';
-import { NUMBER_FIELDS, THEMES } from './settings.js';
+import { CONTEXT_FULL, NUMBER_FIELDS, THEMES } from './settings.js';
 
 /** @typedef {import('./types.js').State} State */
 /** @typedef {import('./types.js').Settings} Settings */
@@ -25,6 +28,9 @@ export function createSettings(actions) {
   const later = h('div', { class: 'later', role: 'status', hidden: true },
     h('span', {}, 'Takes effect when the model is loaded again.'),
     button({ text: 'Reload the model now', onclick: actions.reload }));
+  const lowered = h('p', { class: 'hint', role: 'status' });
+  const contextFull = createContextFull(actions);
+  const pace = createPace(actions);
   const theme = createTheme(actions);
   const notKept = h('p', { class: 'error', role: 'status', hidden: true },
     'This browser does not let the page keep anything: settings and conversation end with this tab.');
@@ -34,8 +40,8 @@ export function createSettings(actions) {
       h('div', { class: 'check' }, greedy, h('label', { for: 'greedy' }, 'Greedy')),
       h('p', { class: 'hint', id: 'greedy-hint' }, 'Always the likeliest token: the same question gives the same answer.'),
       ...numbers.map((number) => number.element)),
-    h('fieldset', {}, h('legend', {}, 'Memory'), memory.element, later),
-    theme.element, notKept,
+    h('fieldset', {}, h('legend', {}, 'Memory'), memory.element, lowered, later),
+    contextFull.element, pace.element, theme.element, notKept,
     button({ text: 'Set everything back to the defaults', class: 'quiet', onclick: actions.resetSettings }));
 
   /** @param {State} state */
@@ -50,10 +56,15 @@ export function createSettings(actions) {
     const model = models.list.find((one) => one.id === engine.modelId);
     const longest = model?.context ?? Math.max(512, ...models.list.map((one) => one.context));
     memory.render(state, longest);
+    const smaller = model ? loweredFor(model, state) : null;
+    setText(lowered, smaller ? loweredWords(smaller) : '');
+    lowered.hidden = smaller === null;
     const { info } = engine;
-    later.hidden = !info || (info.kvCache === settings.kvCache
-      && info.contextLength === Math.min(settings.contextLength, longest));
-    theme.render(settings);
+    later.hidden = !info || !model || (info.kvCache === settings.kvCache
+      && info.contextLength === contextFor(model, state));
+    contextFull.render(settings.contextFull);
+    pace.render(settings);
+    theme.render(settings.theme);
     notKept.hidden = state.canStore;
   }
   return { element, render };
@@ -76,18 +87,33 @@ function createSystemPrompt(actions) {
 }
 
 /** @param {Actions} actions */
-function createTheme(actions) {
-  const words = { auto: 'As the system', light: 'Light', dark: 'Dark' };
-  const inputs = THEMES.map((theme) => h('input', { type: 'radio', name: 'theme', value: theme, id: `theme-${theme}`,
-    onchange: () => actions.setSettings({ theme }) }));
-  const element = h('fieldset', {}, h('legend', {}, 'Colours'),
-    h('div', { class: 'segments' },
-      ...inputs.flatMap((input, i) => [input, h('label', { for: input.id }, words[THEMES[i]])])));
+const createTheme = (actions) => createChoiceField({
+  name: 'theme', legend: 'Colours', values: THEMES, words: { auto: 'As the system', light: 'Light', dark: 'Dark' },
+  onValue: (theme) => actions.setSettings({ theme }),
+});
+
+/** @param {Actions} actions */
+const createContextFull = (actions) => createChoiceField({
+  name: 'context-full', legend: 'When the context is full', values: CONTEXT_FULL,
+  words: { stop: 'Stop', roll: 'Rolling window' },
+  hint: 'With a rolling window the answer goes on, and the model no longer sees the oldest text.',
+  onValue: (contextFull) => actions.setSettings({ contextFull }),
+});
+
+/** @param {Actions} actions */
+function createPace(actions) {
+  const guess = h('input', { type: 'checkbox', id: 'speculation', 'aria-describedby': 'speculation-hint',
+    onchange: () => actions.setSettings({ speculation: guess.checked ? 'auto' : 'off' }) });
+  const element = h('fieldset', {}, h('legend', {}, 'Speed'),
+    h('div', { class: 'check' }, guess, h('label', { for: guess.id }, 'Guess ahead from the conversation')),
+    h('p', { class: 'hint', id: 'speculation-hint' }, 'Where an answer repeats what was written, several words are '
+      + 'checked at once, if that is faster here; the model still decides on each.'),
+    button({ text: 'How fast is my GPU?', onclick: () => actions.togglePanel('speed') }));
   return {
     element,
     /** @param {Settings} settings */
-    render({ theme }) {
-      for (const input of inputs) input.checked = input.value === theme;
+    render({ speculation }) {
+      guess.checked = speculation === 'auto';
     },
   };
 }

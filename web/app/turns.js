@@ -1,7 +1,9 @@
 /** Asking and answering: each function changes the conversation and then lets the model write. */
-import { dropOldest, pendingPrompt } from './context.js';
+import { contextFullProblem, madeWith, requestOptions, tooLongAlone, usageOfParts } from './answers.js';
+import { pendingPrompt } from './context.js';
 import { before, endStreaming, newId, patchMessage, questionOf, toPrompt } from './conversation.js';
-import { toProblem } from './problems.js';
+import { endsEngine, toProblem } from './problems.js';
+import { createRoom } from './room.js';
 
 /** @typedef {import('./types.js').Store} Store */
 /** @typedef {import('./types.js').Message} Message */
@@ -10,9 +12,6 @@ import { toProblem } from './problems.js';
 
 /** @type {Record<string, AnswerStatus>} */
 const STATUS_OF_FINISH = { stop: 'finished', length: 'length', abort: 'stopped' };
-
-/** Failures after which the engine cannot go on by itself. */
-const ENDS_ENGINE = new Set(['device-lost', 'out-of-memory']);
 
 /**
  * @param {Store} store
@@ -24,6 +23,7 @@ export function createTurns(store, session) {
   /** @type {Promise<void>} the end of the answer under way */
   let settled = Promise.resolve();
   let counting = 0;
+  const room = createRoom(store);
 
   /** @param {Message[]} messages */
   const setMessages = (messages) =>
@@ -31,35 +31,43 @@ export function createTurns(store, session) {
   /** @param {string} id @param {Partial<Message>} change */
   const patch = (id, change) => setMessages(patchMessage(store.get().conversation.messages, id, change));
 
-  const mayAnswer = () => answering === null && session.engine() !== null;
+  const mayAnswer = () => answering === null && session.engine() !== null && store.get().measure.status !== 'running';
 
-  /** Let the model answer the conversation as it stands. */
-  function answer() {
+  /**
+   * Let the model answer the conversation as it stands.
+   * @param {Message} [begun] go on with this answer, the last message
+   */
+  function answer(begun) {
     const engine = session.engine();
-    if (engine && !answering) settled = answerWith(engine);
+    if (engine && mayAnswer()) settled = answerWith(engine, begun);
     return settled;
   }
 
-  /** @param {import('/engine/client.js').EngineClient} engine */
-  async function answerWith(engine) {
+  /**
+   * @param {import('/engine/client.js').EngineClient} engine
+   * @param {Message} [begun]
+   */
+  async function answerWith(engine, begun) {
     const controller = new AbortController();
     answering = controller;
-    const { settings, conversation } = store.get();
-    const id = newId();
-    const made = madeWith(store.get());
-    setMessages([...conversation.messages, { id, role: 'assistant', content: '', status: 'streaming', made }]);
-    const prompt = toPrompt(conversation.messages, settings.systemPrompt);
+    const id = begun?.id ?? newId();
+    const made = begun?.made ?? madeWith(store.get());
+    const { messages } = store.get().conversation;
+    if (begun) patch(id, { status: 'streaming' });
+    else setMessages([...messages, { id, role: 'assistant', content: '', status: 'streaming', made }]);
     store.set({
-      turn: { answerId: id, phase: 'reading', promptTokens: store.get().context.used, tokens: 0, tokensPerSecond: null },
+      turn: { answerId: id, phase: 'reading', promptTokens: store.get().context.used, tokens: 0, tokensPerSecond: null,
+        from: begun?.content.length ?? 0, rolls: 0 },
       trouble: null,
     });
     try {
+      const { settings } = store.get();
+      const kept = settings.contextFull === 'roll' ? await room.makeWhenFull(engine, messages) : messages;
+      if (answering !== controller) return;
       const stream = await engine.chat.completions.create({
-        messages: prompt,
+        messages: toPrompt(kept, settings.systemPrompt),
         stream: true,
-        temperature: made.temperature, top_p: made.topP, top_k: made.topK, min_p: made.minP,
-        repetition_penalty: made.repetitionPenalty, seed: made.seed,
-        ...(made.maxTokens === null ? {} : { max_tokens: made.maxTokens }),
+        ...requestOptions(made, settings, Boolean(begun)),
         signal: controller.signal,
       });
       await write(id, made, stream, controller);
@@ -94,7 +102,7 @@ export function createTurns(store, session) {
    * @param {AbortController} mine
    */
   async function write(id, made, stream, mine) {
-    let content = '';
+    let content = store.get().conversation.messages.find((message) => message.id === id)?.content ?? '';
     let tokens = 0;
     let firstAt = 0;
     for await (const chunk of stream) {
@@ -110,25 +118,41 @@ export function createTurns(store, session) {
       }
       if (chunk.tercet) {
         made = { ...made, seed: chunk.tercet.seed ?? made.seed };
-        showContext(chunk.tercet.context_used ?? 0, tokens);
+        showContext(chunk.tercet, tokens);
       }
-      if (choice?.finish_reason) {
-        const full = chunk.tercet?.context_full === true;
-        const status = full ? 'context-full' : STATUS_OF_FINISH[choice.finish_reason] ?? 'finished';
-        patch(id, { status, made: { ...made, usage: chunk.usage ?? null } });
-        if (full) store.set({ trouble: contextFull(store.get()) });
-      }
+      if (choice?.finish_reason) finish(id, made, chunk, choice.finish_reason);
     }
   }
 
   /**
-   * The engine's own count. The page's may be older than what was sent.
-   * @param {number} used tokens
-   * @param {number} answered tokens, of them
+   * @param {string} id
+   * @param {Made} made
+   * @param {import('./types.js').Chunk} chunk the last one
+   * @param {string} reason
    */
-  function showContext(used, answered) {
+  function finish(id, made, { usage, tercet }, reason) {
+    const full = tercet?.context_full === true;
+    const rolls = (made.rolls ?? 0) + (tercet?.context_rolls ?? 0);
+    patch(id, {
+      status: full ? 'context-full' : STATUS_OF_FINISH[reason] ?? 'finished',
+      made: { ...made, usage: usageOfParts(made.usage, usage ?? null), ...(rolls ? { rolls } : {}) },
+    });
+    if (full) store.set({ trouble: contextFullProblem(room.total()) });
+  }
+
+  /**
+   * The engine's own count. The page's may be older than what was sent.
+   * @param {NonNullable<import('./types.js').Chunk['tercet']>} extra
+   * @param {number} answered tokens of the answer so far
+   */
+  function showContext({ context_used: used = 0, context_rolls: rolls = 0 }, answered) {
     const { turn } = store.get();
-    if (turn && used) store.set({ turn: { ...turn, promptTokens: used - answered }, context: { used } });
+    if (!turn) return;
+    if (used) store.set({ turn: { ...turn, promptTokens: used - answered, rolls }, context: { used } });
+    const engine = session.engine();
+    // The engine's window has moved on: show what it does not see any more.
+    if (!engine || rolls <= turn.rolls) return;
+    void room.make(engine, store.get().conversation.messages, used).then(recount, () => undefined);
   }
 
   /** @param {number} tokens @param {number} ms since the first one */
@@ -137,7 +161,7 @@ export function createTurns(store, session) {
     if (!turn) return;
     // The first token marks the start of the clock, so it is not counted in the pace.
     const tokensPerSecond = tokens > 1 && ms > 0 ? ((tokens - 1) * 1000) / ms : null;
-    const used = turn.promptTokens + tokens;
+    const used = Math.min(turn.promptTokens + tokens, room.total());
     store.set({ turn: { ...turn, phase: 'answering', tokens, tokensPerSecond }, context: { used } });
   }
 
@@ -154,7 +178,7 @@ export function createTurns(store, session) {
       patch(id, { status: 'stopped' });
       return;
     }
-    if (ENDS_ENGINE.has(problem.code)) {
+    if (endsEngine(problem)) {
       session.lose(problem);
       return;
     }
@@ -179,23 +203,28 @@ export function createTurns(store, session) {
   /** Make room, then answer the question that waits, if one does. */
   async function dropOldestMessages() {
     const engine = session.engine();
-    const { conversation, settings, engine: { info } } = store.get();
-    if (!engine || !info || answering) return;
-    const { messages, used } = await dropOldest(
-      conversation.messages, settings.systemPrompt, info.contextLength, (prompt) => engine.countTokens(prompt));
-    setMessages(messages);
+    if (!engine || !mayAnswer()) return;
+    const { messages, used } = await room.make(engine, store.get().conversation.messages);
     store.set({ context: { used } });
-    if (used >= info.contextLength) {
-      store.set({ trouble: tooLongAlone(messages, used, info.contextLength) });
+    if (used >= room.total()) {
+      store.set({ trouble: tooLongAlone(messages, used, room.total()) });
       return;
     }
     store.set({ trouble: null });
     if (messages.at(-1)?.role === 'user') await answer();
   }
 
+  /** With a rolling window: write on where the full context cut the answer off, or answer what was too long. */
+  function goOn() {
+    const last = store.get().conversation.messages.at(-1);
+    if (last?.role === 'user') void answer();
+    else if (last?.status === 'context-full') void answer(last);
+  }
+
   return {
     recount,
     dropOldestMessages,
+    goOn,
     stop: () => answering?.abort(),
     isAnswering: () => answering !== null,
     cutOff,
@@ -242,41 +271,5 @@ export function createTurns(store, session) {
       if (previous) store.set({ conversation: { ...conversation, messages: previous }, previous: null });
       void recount();
     },
-  };
-}
-
-/** @param {import('./types.js').State} state @returns {Made} */
-function madeWith({ settings, engine }) {
-  const { systemPrompt, temperature, topP, topK, minP, repetitionPenalty, maxTokens } = settings;
-  return {
-    model: engine.info?.name ?? '', contextLength: engine.info?.contextLength ?? 0, kvCache: engine.info?.kvCache ?? '',
-    systemPrompt, temperature, topP, topK, minP, repetitionPenalty, maxTokens,
-    seed: settings.seed ?? crypto.getRandomValues(new Uint32Array(1))[0], usage: null,
-  };
-}
-
-/** @param {import('./types.js').State} state @returns {import('./types.js').Problem} */
-function contextFull({ engine }) {
-  const total = engine.info?.contextLength ?? 0;
-  return {
-    code: 'context-too-long', detail: { available: total },
-    message: `The answer was cut off because all ${total.toLocaleString('en')} tokens of the context are used.`,
-    action: 'Begin a new chat, or go on without the oldest messages.',
-  };
-}
-
-/**
- * @param {Message[]} messages
- * @param {number} needed tokens
- * @param {number} available tokens
- * @returns {import('./types.js').Problem}
- */
-function tooLongAlone(messages, needed, available) {
-  const what = messages.at(-1)?.role === 'user' ? 'question alone has' : 'question and its answer alone have';
-  return {
-    code: 'context-too-long', detail: { needed, available },
-    message: `The last ${what} ${needed.toLocaleString('en')} tokens; the context holds `
-      + `${available.toLocaleString('en')}.`,
-    action: 'Shorten the question (Edit and send again), or load the model with a larger context.',
   };
 }

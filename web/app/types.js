@@ -59,8 +59,18 @@
  * @property {boolean} fits
  * @property {PlanProblem[]} problems
  *
+ * What a context was lowered to, because the one that was chosen does not fit this device.
+ * @typedef {object} Lowered
+ * @property {number} asked  tokens
+ * @property {number} contextLength  tokens, the largest that fits
+ * @property {number} totalBytes  with that context
+ * @property {string} reason  why the one that was asked for does not fit
+ *
  * @typedef {object} PlanState
- * @property {Plan|null} plan
+ * @property {number} asked  tokens that this was planned for
+ * @property {string} kvCache
+ * @property {Plan|null} plan  at the lowered context, where there is one
+ * @property {Lowered|null} lowered
  * @property {Problem|null} problem
  *
  * Any failure, as plain data that a view can show.
@@ -111,6 +121,7 @@
  * @property {Progress|null} progress
  * @property {Problem|null} problem
  * @property {number|null} proposedContext  tokens; set when memory was the cause
+ * @property {Lowered|null} lowered  when the model has a smaller context than was chosen
  * @property {Record<string, number>|null} loadMs  when each phase of the last load began, in ms
  *
  * @typedef {object} Settings
@@ -125,6 +136,8 @@
  * @property {number|null} maxTokens  null: until the model stops or the context ends
  * @property {number} contextLength
  * @property {'f16'|'f32'|'q8'} kvCache
+ * @property {'stop'|'roll'} contextFull  what an answer does when the context is full
+ * @property {'auto'|'off'} speculation
  *
  * How an answer came to be: enough to make it again.
  * @typedef {object} Made
@@ -139,6 +152,7 @@
  * @property {number} repetitionPenalty
  * @property {number|null} maxTokens
  * @property {number} seed
+ * @property {number} [rolls]  how often the oldest text left the context meanwhile
  * @property {Usage|null} usage
  *
  * @typedef {object} Usage
@@ -154,13 +168,14 @@
  * @typedef {object} Chunk
  * @property {{delta: {content?: string}, finish_reason: string|null}[]} choices
  * @property {Usage} [usage]  last chunk
- * @property {{seed?: number, context_used?: number, context_full?: boolean}} [tercet]
+ * @property {{seed?: number, context_used?: number, context_full?: boolean, context_rolls?: number}} [tercet]
  *
  * @typedef {object} Message
  * @property {string} id
  * @property {'user'|'assistant'} role
  * @property {string} content
  * @property {boolean} [dropped]  no longer sent to the model
+ * @property {number} [unread]  answers only: characters of its beginning that are no longer sent to the model
  * @property {AnswerStatus} [status]  answers only
  * @property {Made} [made]  answers only
  *
@@ -172,12 +187,39 @@
  * @typedef {object} Turn
  * @property {string} answerId
  * @property {'reading'|'answering'} phase
+ * @property {number} from  characters that the answer had already, when it goes on
+ * @property {number} rolls  how often the oldest text has left the context
  * @property {number} promptTokens
  * @property {number} tokens
  * @property {number|null} tokensPerSecond
  *
  * @typedef {object} ContextUse
  * @property {number} used  tokens of the prompt as it would be sent, with the draft
+ *
+ * One measurement, as engine.measure gives it: per second, in bytes, in seconds.
+ * @typedef {object} MeasureReport
+ * @property {string} date
+ * @property {Adapter|null} adapter
+ * @property {{name: string, parameters: number, contextLength: number, kvCache: string, activations: string}} model
+ * @property {{bytesPerSecond: number, bufferBytes: number}} bandwidth
+ * @property {{name: string, rows: number, columns: number, encoding: string, bytes: number, seconds: number,
+ *   share: number}[]} linears
+ * @property {{context: number, tokensPerSecond: number}[]} decode
+ * @property {{tokens: number, tokensPerSecond: number}[]} prefill
+ * @property {number} firstTokenSeconds
+ * @property {number} loadSeconds
+ * @property {number} dispatchesPerToken
+ * @property {number} dispatchesPerLayer
+ * @property {number} cpuMsPerToken
+ * @property {{bytesPerToken: number, tokensPerSecond: number, ratio: number}} limit
+ *
+ * @typedef {{done: number, total: number, label: string}} MeasureProgress
+ *
+ * @typedef {object} MeasureState
+ * @property {'none'|'running'|'done'|'stopped'|'failed'} status
+ * @property {MeasureProgress|null} progress
+ * @property {MeasureReport|null} report
+ * @property {Problem|null} problem
  *
  * @typedef {object} State
  * @property {string} version
@@ -194,7 +236,9 @@
  * @property {Problem|null} trouble  why the last answer did not come
  * @property {ContextUse} context
  * @property {string|null} editing  id of the message being edited
- * @property {'settings'|'details'|null} panel
+ * @property {'settings'|'details'|'speed'|null} panel
+ * @property {MeasureState} measure
+ * @property {string|null} kernels  kernels that the page's address forces, for debugging
  * @property {Problem|null} lastProblem  for the bug report
  *
  * @typedef {ReturnType<typeof import('./store.js').createStore<State>>} Store

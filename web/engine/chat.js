@@ -3,6 +3,7 @@ import { collect } from './completion.js';
 import { StopFilter } from './detokenizer.js';
 import { newReport } from './generate.js';
 import { checkSampling } from './sampling.js';
+import { checkWays } from './ways.js';
 
 /**
  * @typedef {import('./tokenizer.js').Message} Message
@@ -11,7 +12,11 @@ import { checkSampling } from './sampling.js';
  * @typedef {import('./generate.js').Report} Report
  * @typedef {import('./sampling.js').Sampling} Sampling
  *
- * @typedef {{messages: Message[], stream?: boolean, signal?: AbortSignal} & import('./sampling.js').SamplingRequest} ChatRequest
+ * @typedef {import('./ways.js').Ways} Ways
+ *
+ * @typedef {{messages: Message[], stream?: boolean, signal?: AbortSignal} & import('./sampling.js').SamplingRequest
+ *   & import('./ways.js').WaysRequest & {continue_final_message?: boolean}} ChatRequest  continue_final_message: the last
+ *   message is an answer that goes on
  * @typedef {import('./completion.js').ChatCompletion} ChatCompletion
  * @typedef {import('./completion.js').ChatCompletionChunk} ChatCompletionChunk
  * @typedef {import('./completion.js').FinishReason} FinishReason
@@ -50,10 +55,11 @@ export class Chat {
   async create(request) {
     const began = performance.now();
     const sampling = checkSampling(request ?? {});
-    const prompt = this.tokenizer.prompt(request?.messages);
+    const ways = checkWays(request ?? {});
+    const prompt = this.tokenizer.prompt(request?.messages, request?.continue_final_message === true);
     this.session.checkPrompt(prompt);
     this.session.checkIdle();
-    const chunks = this.chunks(prompt, sampling, request.signal, began);
+    const chunks = this.chunks(prompt, sampling, ways, request.signal, began);
     return request.stream ? chunks : collect(chunks);
   }
 
@@ -65,11 +71,12 @@ export class Chat {
   /**
    * @param {number[]} prompt
    * @param {Sampling} sampling
+   * @param {Ways} ways
    * @param {AbortSignal|undefined} signal
    * @param {number} began
    * @returns {AsyncGenerator<ChatCompletionChunk, void, void>}
    */
-  async *chunks(prompt, sampling, signal, began) {
+  async *chunks(prompt, sampling, ways, signal, began) {
     const report = newReport();
     const stops = new StopFilter(sampling.stop);
     const text = this.tokenizer.stream();
@@ -83,15 +90,20 @@ export class Chat {
     const chunk = (delta, finish = null) => ({ ...head, choices: [{ index: 0, delta, finish_reason: finish }] });
     const extra = () => ({
       seed: sampling.seed,
-      context_used: prompt.length + report.tokens,
+      context_used: prompt.length + report.tokens - report.forgotten,
       context_full: report.contextFull,
+      context_rolls: report.rolls,
+      context_forgotten: report.forgotten,
     });
 
-    const ids = this.session.run(prompt, { sampling, stopIds: this.stopIds, signal }, report);
+    const ids = this.session.run(prompt, { sampling, ...ways, stopIds: this.stopIds, signal }, report);
+    let { rolls } = report;
     try {
       let next = await ids.next();
       yield { ...chunk({ role: 'assistant', content: '' }), tercet: extra() };
       while (!next.done && !stops.stopped) {
+        if (report.rolls > rolls) yield { ...chunk({}), tercet: extra() };
+        rolls = report.rolls;
         const content = this.stopIds.has(next.value) ? '' : stops.push(text.push(next.value));
         if (content) yield chunk({ content });
         if (!stops.stopped) next = await ids.next();
@@ -113,7 +125,7 @@ export class Chat {
  * @returns {Usage}
  */
 function usageOf(report, began) {
-  const { promptTokens, cachedTokens, tokens, firstMs, lastMs, beganMs } = report;
+  const { promptTokens, cachedTokens, tokens, firstMs, lastMs, beganMs, verifications, drafted, accepted } = report;
   const rate = (/** @type {number} */ count, /** @type {number} */ ms) =>
     count > 0 && ms > 0 ? (1000 * count) / ms : 0;
   return {
@@ -124,5 +136,8 @@ function usageOf(report, began) {
     prefill_tokens_per_second: tokens ? rate(promptTokens - cachedTokens, firstMs) : 0,
     decode_tokens_per_second: rate(tokens - 1, lastMs - firstMs),
     time_to_first_token: tokens ? (beganMs + firstMs - began) / 1000 : 0,
+    verify_steps: verifications,
+    drafted_tokens: drafted,
+    accepted_tokens: accepted,
   };
 }

@@ -29,6 +29,7 @@ import { requestPersistence } from './quota.js';
  * @property {(event: ProgressEvent) => void} [onProgress]
  * @property {() => void} [onStarted]
  * @property {(chunk: ChatCompletionChunk) => void} [onChunk]
+ * @property {(progress: import('./measure.js').MeasureProgress) => void} [onMeasuring]
  */
 
 /** The worker and the calls that it has not answered. */
@@ -45,7 +46,7 @@ class Connection {
 
   /**
    * @param {Request} request
-   * @param {{signal?: AbortSignal} & Pick<Waiting, 'onProgress'|'onStarted'|'onChunk'>} [hooks]
+   * @param {{signal?: AbortSignal} & Pick<Waiting, 'onProgress'|'onStarted'|'onChunk'|'onMeasuring'>} [hooks]
    * @returns {Promise<any>}
    */
   call(request, { signal, ...hooks } = {}) {
@@ -90,6 +91,8 @@ class Connection {
         return waiting?.onStarted?.();
       case 'chunk':
         return waiting?.onChunk?.(message.chunk);
+      case 'measuring':
+        return waiting?.onMeasuring?.(message.progress);
     }
   }
 
@@ -211,6 +214,15 @@ export class EngineClient {
     });
     const reading = chunks.read(() => leave.abort());
     return stream ? reading : collect(reading);
+  }
+
+  /**
+   * As `measure` in index.js.
+   * @param {import('./measure.js').MeasureOptions} [options]
+   * @returns {Promise<import('./measure.js').MeasureReport>}
+   */
+  async measure({ onProgress, signal, quick } = {}) {
+    return connection.call({ kind: 'measure', engine: this.id, quick }, { signal, onMeasuring: onProgress });
   }
 
   /** Give back all GPU memory. */

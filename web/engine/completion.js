@@ -9,9 +9,18 @@
  * @property {number} prefill_tokens_per_second
  * @property {number} decode_tokens_per_second
  * @property {number} time_to_first_token  seconds
+ * @property {number} verify_steps  that verified guesses at several tokens
+ * @property {number} drafted_tokens  guesses
+ * @property {number} accepted_tokens  guesses that were right
  *
  * @typedef {'stop'|'length'|'abort'} FinishReason
- * @typedef {{seed: number, context_used: number, context_full: boolean}} Extra  what other APIs do not have
+ * What other APIs do not have.
+ * @typedef {object} Extra
+ * @property {number} seed
+ * @property {number} context_used  tokens
+ * @property {boolean} context_full  it ended the answer
+ * @property {number} context_rolls  how often the oldest text has left it during this answer
+ * @property {number} context_forgotten  tokens that left it
  *
  * @typedef {object} ChatCompletionChunk
  * @property {string} id
@@ -20,7 +29,7 @@
  * @property {string} model
  * @property {{index: 0, delta: {role?: 'assistant', content?: string}, finish_reason: FinishReason|null}[]} choices
  * @property {Usage} [usage]  in the last chunk
- * @property {Extra} [tercet]  in the first and the last chunk
+ * @property {Extra} [tercet]  in the first and the last chunk, and whenever text has left the context
  *
  * @typedef {object} ChatCompletion
  * @property {string} id

@@ -1,11 +1,17 @@
 /** The loop that makes tokens: prompt into the cache, steps ahead of the reader, ids out one by one. */
 import { isId, show } from './checks.js';
+import { PromptLookup } from './drafts.js';
 import { TercetError } from './errors.js';
 import { samplingWords, seenBits } from './sampling.js';
+import { Speculation, measureCosts } from './speculation.js';
+import { Steps } from './steps.js';
+import { rolled } from './window.js';
 
 /**
  * @typedef {import('./executor.js').Executor} Executor
+ * @typedef {import('./executor.js').Mode} Mode
  * @typedef {import('./sampling.js').Sampling} Sampling
+ * @typedef {import('./speculation.js').Costs} Costs
  *
  * What is known of a generation; filled in while it runs.
  * @typedef {object} Report
@@ -17,19 +23,24 @@ import { samplingWords, seenBits } from './sampling.js';
  * @property {number} lastMs  from then to the last token
  * @property {'stop'|'length'|'abort'|null} finish
  * @property {boolean} contextFull  whether the context was the reason of `length`
+ * @property {number} rolls  how often the window moved on because the context was full
+ * @property {number} forgotten  tokens that left it
+ * @property {number} verifications  steps that verified guesses
+ * @property {number} drafted  guesses
+ * @property {number} accepted  of them, those that were right
  *
  * @typedef {object} Request
  * @property {Sampling} sampling
  * @property {Set<number>} stopIds
+ * @property {import('./ways.js').Ways['speculation']} [speculation]  default `off`
+ * @property {import('./ways.js').Ways['contextFull']} [contextFull]  default `stop`
  * @property {AbortSignal} [signal]
  * @property {(done: number, total: number) => void} [onPrompt]  tokens of the prompt that are in the cache
+ * @property {(forgotten: number) => void} [onRoll]  the window moves on; tokens that leave it
  */
 
-/** Batches of steps that are on the GPU at a time: one computes while another is read. */
-const DEPTH = 2;
 /** A batch takes about this long, so that text comes smoothly and an abort is quick, in ms. */
 const BATCH_MS = 25;
-const MAX_BATCH = 32;
 /** The ring of ids must outlast all batches that are on their way. */
 const RING_SHARE = 4;
 
@@ -43,6 +54,11 @@ export const newReport = () => ({
   lastMs: 0,
   finish: null,
   contextFull: false,
+  rolls: 0,
+  forgotten: 0,
+  verifications: 0,
+  drafted: 0,
+  accepted: 0,
 });
 
 /** One model's cache and the tokens that are in it. One generation at a time. */
@@ -61,6 +77,25 @@ export class Session {
     this.running = false;
     /** Steps of the next batch, from how long the last ones took. */
     this.batch = 1;
+    /** What steps cost here; null: not known, and nothing is guessed unless it must be. @type {Costs|null} */
+    this.costs = null;
+    this.drafts = new PromptLookup();
+  }
+
+  /**
+   * Learn whether guessing can pay on this device. The cache is empty afterwards.
+   * @param {{budgetMs?: number}} [options] how long it may take, a step more or less
+   */
+  async measureCosts(options) {
+    const { executor, vocabulary, contextLength } = this;
+    this.checkIdle();
+    this.running = true;
+    this.cached = [];
+    try {
+      this.costs = executor.verifies ? await measureCosts(executor, { vocabulary, contextLength, ...options }) : null;
+    } finally {
+      this.running = false;
+    }
   }
 
   /** @throws {TercetError} `busy` */
@@ -106,7 +141,11 @@ export class Session {
     this.checkIdle();
     this.running = true;
     try {
-      yield* this.answer([...prompt], request, report);
+      yield* this.answer(prompt, request, report);
+    } catch (error) {
+      // Nobody knows what a step that failed has left there.
+      this.cached = [];
+      throw error;
     } finally {
       this.running = false;
     }
@@ -118,70 +157,77 @@ export class Session {
    * @param {Report} report
    * @returns {AsyncGenerator<number, void, void>}
    */
-  async *answer(prompt, { sampling, stopIds, signal, onPrompt }, report) {
-    const { executor } = this;
-    const began = performance.now();
-    report.beganMs = began;
-    const mode = sampling.temperature > 0 ? 'random' : 'greedy';
-    const room = this.contextLength - prompt.length + 1;
-    const limit = Math.min(sampling.maxTokens, room);
-    executor.begin(samplingWords(sampling), seenBits(prompt, this.vocabulary));
+  async *answer(prompt, request, report) {
+    const { executor, contextLength, costs } = this;
+    const { sampling, speculation: way = 'off', onRoll } = request;
+    const speculation =
+      executor.verifies && way !== 'off' && (costs || way === 'always')
+        ? new Speculation(way, this.drafts, costs, Math.min(executor.mostVerified, contextLength))
+        : null;
+    report.beganMs = performance.now();
     report.promptTokens = prompt.length;
-    report.cachedTokens = this.reuse(prompt);
+    // A roll leaves alone what this sets: the penalty goes on for tokens that are forgotten.
+    executor.begin(samplingWords(sampling), seenBits(prompt, this.vocabulary));
+    for (let window = [...prompt]; ; ) {
+      const tokens = yield* this.fillWindow(window, request, speculation, report);
+      if (report.finish) return;
+      window = rolled(tokens, contextLength);
+      const forgotten = tokens.length - window.length;
+      report.rolls += 1;
+      report.forgotten += forgotten;
+      onRoll?.(forgotten);
+    }
+  }
 
-    const first = await this.readPrompt(prompt, mode, signal, onPrompt);
+  /**
+   * Ids until the answer ends, or the context is full. In sampling, the random number of a token depends on the seed
+   * and its position in the window, so after a roll the numbers come again, for other text.
+   * @param {number[]} window
+   * @param {Request} request
+   * @param {Speculation|null} speculation
+   * @param {Report} report `finish` is set once the answer has ended
+   * @returns {AsyncGenerator<number, number[], void>} in the end the tokens: the window's and those that were given
+   */
+  async *fillWindow(window, { sampling, stopIds, signal, onPrompt, contextFull }, speculation, report) {
+    const { maxTokens, temperature } = sampling;
+    const mode = temperature > 0 ? 'random' : 'greedy';
+    const cached = this.reuse(window);
+    if (!report.rolls) report.cachedTokens = cached;
+    const first = await this.readPrompt(window, mode, signal, report.rolls ? undefined : onPrompt);
     if (!first) {
       report.finish = 'abort';
-      return;
+      return window;
     }
-    /** @type {{ids: Promise<number[]>, steps: number}[]} */
-    const pending = [];
-    let submitted = 0;
-    /** @type {(ids: Promise<number[]>, steps: number) => void} */
-    const enqueue = (ids, steps) => {
-      // Failures are seen when the batch is read; until then they must not count as unhandled.
-      ids.catch(() => undefined);
-      pending.push({ ids, steps });
-      submitted += steps;
-    };
-    enqueue(first[0], 1);
-    /** @type {number[]} */
-    const given = [];
-    let resolved = performance.now();
+    const limit = Math.min(maxTokens - report.tokens, this.contextLength - window.length + 1);
+    const steps = new Steps(this, window, first[0], { mode, limit, speculation, report });
+    const { tokens } = steps;
     try {
-      while (pending.length) {
-        while (pending.length < DEPTH && submitted < limit) {
-          const steps = Math.min(this.batch, limit - submitted);
-          enqueue(executor.decode(mode, steps, submitted), steps);
-        }
-        const ids = await pending[0].ids;
-        const now = performance.now();
-        if (given.length) this.adapt((now - resolved) / pending[0].steps);
-        pending.shift();
-        resolved = now;
-        for (const id of ids) {
+      while (tokens.length <= this.contextLength) {
+        for (const id of await steps.next()) {
           if (signal?.aborted) {
             report.finish = 'abort';
-            return;
+            return tokens;
           }
-          if (id === this.invalidId) throw brokenError(prompt.length + given.length);
-          given.push(id);
-          report.tokens = given.length;
-          report.lastMs = performance.now() - began;
-          if (given.length === 1) report.firstMs = report.lastMs;
+          if (id === this.invalidId) throw brokenError(tokens.length);
+          steps.take(id);
+          const now = performance.now();
+          report.tokens += 1;
+          report.lastMs = now - report.beganMs;
+          if (report.tokens === 1) report.firstMs = report.lastMs;
+          const isFull = tokens.length > this.contextLength && contextFull !== 'roll';
           if (stopIds.has(id)) report.finish = 'stop';
-          else if (given.length === limit) {
+          else if (report.tokens === maxTokens || isFull) {
             report.finish = 'length';
-            report.contextFull = limit === room;
+            report.contextFull = isFull;
           }
           yield id;
-          if (report.finish) return;
+          steps.away += performance.now() - now;
+          if (report.finish) return tokens;
         }
       }
+      return tokens;
     } finally {
-      await Promise.allSettled(pending.map((batch) => batch.ids));
-      // The last chosen token has its place in the cache only if a later step was submitted.
-      this.cached = [...prompt, ...given.slice(0, submitted - 1)];
+      this.cached = await steps.end();
     }
   }
 
@@ -199,7 +245,7 @@ export class Session {
 
   /**
    * @param {number[]} prompt
-   * @param {import('./executor.js').Mode} mode
+   * @param {Mode} mode
    * @param {AbortSignal} [signal]
    * @param {Request['onPrompt']} [onPrompt]
    * @returns {Promise<Promise<number[]>[]|null>} the first id, once it is read; null if aborted
@@ -221,7 +267,7 @@ export class Session {
   /** @param {number} stepMs how long a step of the last batch took */
   adapt(stepMs) {
     const wanted = Math.floor(BATCH_MS / Math.max(stepMs, 0.01));
-    this.batch = Math.max(1, Math.min(wanted, this.batch * 2, MAX_BATCH, this.executor.ringSize / RING_SHARE));
+    this.batch = Math.max(1, Math.min(wanted, this.batch * 2, this.executor.ringSize / RING_SHARE));
   }
 }
 

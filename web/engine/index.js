@@ -12,10 +12,12 @@ import { Chat } from './chat.js';
 import { TercetError, toTercetError } from './errors.js';
 import { plainLimits, requestAdapter } from './gpu.js';
 import { loadPack } from './load.js';
+import { measure } from './measure.js';
 import { planOf } from './prepare.js';
 import { checkSampling } from './sampling.js';
 import { openSource } from './source.js';
 import { browserStore } from './store.js';
+import { checkWays } from './ways.js';
 
 export { TercetError };
 
@@ -51,7 +53,9 @@ export { TercetError };
  * @property {number[]} eosIds
  * @property {string[]} kernels
  *
- * @typedef {import('./sampling.js').SamplingRequest & {signal?: AbortSignal, stopIds?: Iterable<number>}} GenerateOptions
+ * onRoll: the context was full and the window moved on; gets the number of tokens that left it.
+ * @typedef {import('./sampling.js').SamplingRequest & import('./ways.js').WaysRequest
+ *   & {signal?: AbortSignal, stopIds?: Iterable<number>, onRoll?: (forgotten: number) => void}} GenerateOptions
  */
 
 export class Engine {
@@ -90,7 +94,10 @@ export class Engine {
    * @throws {TercetError}
    */
   static async load(url, options = {}) {
-    return new Engine(await typed(loadPack(url, options)));
+    const began = performance.now();
+    const engine = new Engine(await typed(loadPack(url, options)));
+    engine.loadSeconds = (performance.now() - began) / 1000;
+    return engine;
   }
 
   /** @param {string} url @returns {Promise<number>} bytes of the pack that the browser keeps */
@@ -111,6 +118,8 @@ export class Engine {
     const { pack, memory, choice, source } = prepared;
     this.gpu = gpu;
     this.session = session;
+    this.prepared = prepared;
+    this.loadSeconds = 0;
     /** @type {Info} */
     this.info = {
       url: source.url,
@@ -149,12 +158,29 @@ export class Engine {
   /**
    * Token ids after a prompt of token ids, the one that ends the answer included.
    * @param {number[]} ids
-   * @param {GenerateOptions} [options] sampling as in chat; stopIds: default the model's EOS ids
+   * @param {GenerateOptions} [options] sampling and ways as in chat; stopIds: default the model's EOS ids
    * @returns {AsyncGenerator<number, void, void>} ends early, without an error, when the signal fires
    */
   generate(ids, options = {}) {
-    const { signal, stopIds = this.info.eosIds } = options;
-    return this.session.run(ids, { sampling: checkSampling(options), stopIds: new Set(stopIds), signal });
+    const { signal, onRoll, stopIds = this.info.eosIds } = options;
+    return this.session.run(ids, {
+      sampling: checkSampling(options),
+      ...checkWays(options),
+      stopIds: new Set(stopIds),
+      signal,
+      onRoll,
+    });
+  }
+
+  /**
+   * How fast this device runs the model, and how near that is to what its memory allows. Takes seconds; nothing else
+   * can be asked meanwhile.
+   * @param {import('./measure.js').MeasureOptions} [options] quick: fewer and shorter runs
+   * @returns {Promise<import('./measure.js').MeasureReport>}
+   * @throws {TercetError} `aborted` when the signal fires, `busy` during an answer
+   */
+  measure(options = {}) {
+    return typed(measure(this, options));
   }
 
   /** Give back all GPU memory. The engine cannot be used afterwards. */

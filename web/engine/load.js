@@ -16,6 +16,7 @@ import { requestPersistence } from './quota.js';
 import { checkSampling, samplingWords, seenBits } from './sampling.js';
 import { selfCheck } from './selfcheck.js';
 import { ChatTokenizer } from './tokenizer.js';
+import { verifiesExactly } from './verification.js';
 import { inParallel, together, unlessAborted } from './waiting.js';
 import { WeightLoader } from './weights.js';
 
@@ -23,7 +24,7 @@ import { WeightLoader } from './weights.js';
  * @typedef {import('./prepare.js').LoadOptions} LoadOptions
  * @typedef {import('./prepare.js').Prepared} Prepared
  * @typedef {import('./progress.js').Listener} Listener
- * @typedef {import('./operations.js').PlannedProgram} PlannedProgram
+ * @typedef {import('./operations.js').PlannedStep} PlannedStep
  *
  * @typedef {object} Loaded
  * @property {Prepared} prepared
@@ -93,7 +94,7 @@ const wantedFeatures = ({ contract }) => new Set(contract.kernels.flatMap((kerne
 /**
  * @param {Gpu} gpu
  * @param {Prepared} prepared
- * @param {PlannedProgram} planned
+ * @param {PlannedStep[]} planned
  * @param {LoadOptions} options
  * @param {Listener} onProgress
  * @returns {Promise<Loaded>}
@@ -122,12 +123,13 @@ async function fill(gpu, prepared, planned, options, onProgress) {
   const executor = await Executor.create(kernels, planned, await loader.finish(), buffers, choice.chunk);
   throwIfAborted(options.signal);
   await warmUp(executor, vocabulary);
+  const { contextLength } = choice;
+  const logits = buffers.values[program.greedy[0].logits].data;
+  executor.verifies = await verifiesExactly(executor, { logits, vocabulary, contextLength });
+  throwIfAborted(options.signal);
+  const session = new Session(executor, { vocabulary, contextLength, invalidId: contract.constants.invalid_id });
+  await session.measureCosts();
   onProgress({ phase: 'ready', loaded: 1, total: 1, unit: 'kernels' });
-  const session = new Session(executor, {
-    vocabulary,
-    contextLength: choice.contextLength,
-    invalidId: contract.constants.invalid_id,
-  });
   return { prepared, gpu, session, tokenizer, kernels: [...new Set(variants.map(({ kernel }) => kernel.name))] };
 }
 
@@ -175,7 +177,7 @@ async function download(prepared, loader, { signal, retry }, onProgress) {
 
 /**
  * @param {Prepared} prepared
- * @param {PlannedProgram} planned
+ * @param {PlannedStep[]} planned
  * @param {Kernels} kernels
  * @returns {import('./operations.js').Variant[]} `expand` first: weights wait for it
  */

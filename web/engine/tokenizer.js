@@ -66,10 +66,11 @@ export class ChatTokenizer {
 
   /**
    * @param {Message[]} messages
-   * @returns {string} the prompt, up to where the answer begins
+   * @param {boolean} [goOn] the last message is an answer that goes on
+   * @returns {string} the prompt, up to where the answer begins or goes on
    * @throws {TercetError} `bad-request`, `pack-unsupported`
    */
-  render(messages) {
+  render(messages, goOn = false) {
     if (!this.template) {
       throw new TercetError('pack-unsupported', 'The pack has no chat template, so it cannot be chatted with.', {
         action: 'Choose a chat model, or use engine.generate with token ids.',
@@ -77,13 +78,14 @@ export class ChatTokenizer {
     }
     const checked = checkMessages(messages);
     try {
-      return this.template.render({
+      const text = this.template.render({
         messages: checked,
-        add_generation_prompt: true,
+        add_generation_prompt: !goOn,
         tools: null,
         documents: null,
         ...this.specialTokens,
       });
+      return goOn ? upToTheEnd(text, checked[checked.length - 1].content) : text;
     } catch (error) {
       throw new TercetError(
         'bad-request',
@@ -96,11 +98,24 @@ export class ChatTokenizer {
   /**
    * The template writes BOS itself where the model wants it, so none is added.
    * @param {Message[]} messages
+   * @param {boolean} [goOn] the last message is an answer that goes on
    * @returns {number[]}
    */
-  prompt(messages) {
-    return this.encode(this.render(messages), { special: false });
+  prompt(messages, goOn = false) {
+    return this.encode(this.render(messages, goOn), { special: false });
   }
+}
+
+/**
+ * A rendered conversation without what the template puts after its last message. Templates may trim messages.
+ * @param {string} text
+ * @param {string} content
+ */
+function upToTheEnd(text, content) {
+  const last = content.trim();
+  const at = text.lastIndexOf(last);
+  if (at < 0) throw new Error('the template changes the last message, so that it cannot go on');
+  return text.slice(0, at + last.length) + content.slice(content.trimEnd().length);
 }
 
 /** @param {Record<string, any>} config @returns {string|null} */

@@ -59,6 +59,12 @@ async function answer(message, signal) {
       return engineOf(message).tokenizer.decode(message.ids);
     case 'chat':
       return chat(message, signal);
+    case 'measure':
+      return engineOf(message).measure({
+        quick: message.quick,
+        signal,
+        onProgress: (progress) => send({ kind: 'measuring', call: message.call, progress }),
+      });
     case 'dispose':
       return dispose(message.engine);
     default:
