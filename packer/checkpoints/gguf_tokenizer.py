@@ -24,9 +24,7 @@ _ADVICE = "give --tokenizer FOLDER with the model's own tokenizer.json"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece writes spaces like this
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LLAMA3 = (
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
@@ -74,9 +72,7 @@ def special_token_ids(header: GgufHeader, *, required: bool) -> tuple[int | None
     ends = [vocabulary.special(name) for name in ("eos", "eot", "eom")]
     ends += [vocabulary.control_id(token) for token in _TURN_ENDS]
     if required and ends[0] is None:
-        raise vocabulary.error(
-            "field 'tokenizer.ggml.eos_token_id' is missing, expected the id that ends an answer"
-        )
+        raise vocabulary.error("field 'tokenizer.ggml.eos_token_id' is missing, expected the id that ends an answer")
     return vocabulary.special("bos"), list(dict.fromkeys(end for end in ends if end is not None))
 
 
@@ -137,9 +133,7 @@ class _Vocabulary:
             return None
         limit = len(self.tokens) or 1 << 31
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < limit:
-            raise self.error(
-                f"field 'tokenizer.ggml.{name}_token_id' is {token!r}, expected an id below {limit}"
-            )
+            raise self.error(f"field 'tokenizer.ggml.{name}_token_id' is {token!r}, expected an id below {limit}")
         return token
 
     def control_id(self, token: str) -> int | None:
@@ -166,9 +160,7 @@ class _Vocabulary:
 
     def _check_tokens(self) -> None:
         if not self.tokens:
-            raise self.error(
-                "field 'tokenizer.ggml.tokens' is missing, expected the vocabulary as a list of strings"
-            )
+            raise self.error("field 'tokenizer.ggml.tokens' is missing, expected the vocabulary as a list of strings")
         if len(set(self.tokens)) != len(self.tokens):
             raise self.error("field 'tokenizer.ggml.tokens' has a token twice; the file is damaged")
         if "" in self.tokens:
@@ -180,8 +172,7 @@ class _Vocabulary:
         if not isinstance(values, np.ndarray) or len(values) != len(self.tokens):
             found = f"has {len(values)} entries" if isinstance(values, np.ndarray) else "is missing"
             raise self.error(
-                f"field 'tokenizer.ggml.{name}' {found}, expected a number for each of {len(self.tokens)} "
-                "tokens"
+                f"field 'tokenizer.ggml.{name}' {found}, expected a number for each of {len(self.tokens)} tokens"
             )
         return values
 
@@ -223,16 +214,12 @@ class _Vocabulary:
     def _merges(self) -> list[tuple[str, str]]:
         lines = self._field("merges")
         if not isinstance(lines, list):
-            raise self.error(
-                "field 'tokenizer.ggml.merges' is missing, expected the merges of byte-level BPE"
-            )
+            raise self.error("field 'tokenizer.ggml.merges' is missing, expected the merges of byte-level BPE")
         merges = []
         for index, line in enumerate(lines):
             cut = line.find(" ", 1)
             if not 0 < cut < len(line) - 1:
-                raise self.error(
-                    f"field 'tokenizer.ggml.merges' entry {index} is {line!r}, expected two tokens"
-                )
+                raise self.error(f"field 'tokenizer.ggml.merges' entry {index} is {line!r}, expected two tokens")
             merges.append((line[:cut], line[cut + 1 :]))
         return merges
 
@@ -254,9 +241,7 @@ class _Vocabulary:
         )
         replace = normalizers.Replace(" ", _SPACE)
         prefixed = self._flag("add_space_prefix", True)
-        tokenizer.normalizer = (
-            normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefixed else replace
-        )
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefixed else replace
         steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
         return tokenizer
@@ -272,9 +257,7 @@ class _Vocabulary:
             for cut in range(1, len(piece)):
                 left, right = piece[:cut], piece[cut:]
                 if left in pieces and right in pieces:
-                    found.append(
-                        (-scores[vocabulary[piece]], vocabulary[left], vocabulary[right], left, right)
-                    )
+                    found.append((-scores[vocabulary[piece]], vocabulary[left], vocabulary[right], left, right))
         return [(left, right) for *_, left, right in sorted(found)]
 
     def _add_tokens(self, tokenizer: Tokenizer) -> None:
@@ -304,9 +287,7 @@ class _Vocabulary:
             "type": "TemplateProcessing",
             "single": around("A", 0),
             "pair": around("A", 0) + around("B", 1),
-            "special_tokens": {
-                name: {"id": name, "ids": [token], "tokens": [name]} for name, token in added.items()
-            },
+            "special_tokens": {name: {"id": name, "ids": [token], "tokens": [name]} for name, token in added.items()},
         }
 
 
@@ -315,8 +296,6 @@ def _pre_tokenizer(rule: str) -> pre_tokenizers.PreTokenizer:
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if rule == "digits":
         digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence(
-            [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-        )
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
     split = pre_tokenizers.Split(Regex(rule), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -51,15 +51,11 @@ def manifest_for(shards: dict[str, bytes], files: dict[str, bytes]) -> dict[str,
             {
                 "file": name,
                 "bytes": len(content),
-                "chunks": [
-                    sha256(content[at : at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES)
-                ],
+                "chunks": [sha256(content[at : at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES)],
             }
             for name, content in shards.items()
         ],
-        "files": {
-            name: {"bytes": len(content), "sha256": sha256(content)} for name, content in files.items()
-        },
+        "files": {name: {"bytes": len(content), "sha256": sha256(content)} for name, content in files.items()},
     }
 
 

@@ -64,7 +64,7 @@ def test_broken_packs_are_named(start_server: StartServer, packs: Path) -> None:
 def test_no_browser_without_a_screen(start_server: StartServer, packs: Path, tmp_path: Path) -> None:
     marker = tmp_path / "opened"
     browser = tmp_path / "browser"
-    browser.write_text(f"#!/bin/sh\necho \"$1\" >> {marker}\n")
+    browser.write_text(f'#!/bin/sh\necho "$1" >> {marker}\n')
     browser.chmod(0o755)
     for display, opened in (("", False), (":99", True)):
         env = {"BROWSER": f"{browser} %s", "DISPLAY": display, "WAYLAND_DISPLAY": ""}

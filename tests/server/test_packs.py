@@ -116,9 +116,7 @@ def test_link_out_of_the_packs_folder(packs: Path, tmp_path: Path, caplog: pytes
     assert "pack 'linked' left out: it is a symbolic link" in caplog.text
 
 
-def test_folder_name_that_is_no_id(
-    make_pack: MakePack, packs: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folder_name_that_is_no_id(make_pack: MakePack, packs: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_pack("two words")
     assert list(PackLibrary(packs).packs()) == ["tiny"]
     assert "pack 'two words' left out: its folder's name may only have" in caplog.text

@@ -59,9 +59,7 @@ def assert_secured(headers: http.client.HTTPMessage | dict[str, str]) -> None:
         ("/", {"host": "evil.example"}, 421),
     ],
 )
-def test_headers_on_every_response(
-    client: TestClient, url: str, headers: dict[str, str], status: int
-) -> None:
+def test_headers_on_every_response(client: TestClient, url: str, headers: dict[str, str], status: int) -> None:
     response = client.get(url, headers={"origin": "https://evil.example", **headers})
     assert response.status_code == status
     assert_secured(dict(response.headers))

@@ -52,9 +52,7 @@ def test_contents_of_the_wheel(wheel: Path, root: Path) -> None:
     assert wgsl <= names
 
 
-def test_wheel_serves_the_page(
-    wheel: Path, packs: Path, tmp_path: Path, start_server: Callable[..., Any]
-) -> None:
+def test_wheel_serves_the_page(wheel: Path, packs: Path, tmp_path: Path, start_server: Callable[..., Any]) -> None:
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
