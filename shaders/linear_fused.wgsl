@@ -28,7 +28,7 @@ const ABSMAX_FLOOR: f32 = 1e-5;
 const INFINITY_BITS: u32 = 0x7f800000u;
 
 override WORKGROUP: u32 = 256;
-override ROWS: u32 = 16;
+override ROWS: u32 = 24;
 override TOKENS: u32 = 1;
 override N: u32 = 1;
 override K: u32 = 4;

@@ -81,6 +81,18 @@ fn gained(v: f32, i: u32) -> f32 {
     return v;
 }
 
+// Zero beyond the columns.
+fn value_or_zero(row: u32, i: u32) -> f32 {
+    if (i < params.k) {
+        return value(row, i);
+    }
+    return 0.0;
+}
+
+fn gained_bits(v: f32, i: u32) -> u32 {
+    return bitcast<u32>(gained(v, min(i, params.k - 1u))) & 0x7fffffffu;
+}
+
 struct Totals {
     squares: f32,
     max_bits: u32,
@@ -119,7 +131,7 @@ fn integer(row: u32, i: u32, factor: f32, to_integer: f32) -> i32 {
         return 0;
     }
     let lowest = select(-128.0, -32639.0, ACTIVATION == A16);
-    return i32(clamp(round(gained(value(row, i) * factor, i) * to_integer), lowest, integer_limit()));
+    return i32(clamp(round(gained(value(row, i), i) * factor * to_integer), lowest, integer_limit()));
 }
 
 fn pack_bytes(v: vec4<i32>) -> u32 {
@@ -143,10 +155,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     if (NORM == 1u || ACTIVATION != 0u) {
         var sum = 0.0;
         var largest = 0u;
-        for (var i = thread; i < k; i += WORKGROUP) {
-            let v = value(row, i);
-            sum += v * v;
-            largest = max(largest, bitcast<u32>(gained(v, i)) & 0x7fffffffu);
+        // Four columns at a time and in the order of linear_fused.wgsl, so that both give the same bits.
+        for (var i = thread * 4u; i < k; i += WORKGROUP * 4u) {
+            let v = vec4<f32>(value(row, i), value_or_zero(row, i + 1u), value_or_zero(row, i + 2u),
+                              value_or_zero(row, i + 3u));
+            sum += dot(v, v);
+            largest = max(largest, max(max(gained_bits(v.x, i), gained_bits(v.y, i + 1u)),
+                                       max(gained_bits(v.z, i + 2u), gained_bits(v.w, i + 3u))));
         }
         let totals = reduce(thread, sum, largest);
         max_bits = totals.max_bits;
@@ -157,7 +172,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 
     if (ACTIVATION == 0u) {
         for (var i = thread; i < k; i += WORKGROUP) {
-            y[out_row * k + i] = gained(value(row, i) * factor, i);
+            y[out_row * k + i] = gained(value(row, i), i) * factor;
         }
         return;
     }
