@@ -148,8 +148,8 @@ def normed(value: np.ndarray, error: np.ndarray, gain: np.ndarray | None, eps: f
     if gain is None:
         return value, error
     mean = np.square(value).mean(axis=-1, keepdims=True)
-    # A thread adds the squares of every 256th four columns, then 16 + 16 partial sums; all terms are positive, so each addition adds
-    # at most U. The square root halves what the mean errs by.
+    # A thread adds the squares of every 256th four columns, then 16 + 16 partial sums; all terms are positive, so
+    # each addition adds at most U. The square root halves what the mean errs by.
     chain = 4 * -(-value.shape[-1] // 1024) + 32 + 3
     mean_error = chain * U + 2 * error.max(axis=-1, keepdims=True, initial=0)
     return value / np.sqrt(mean + eps) * gain, error + mean_error / 2 + INVERSE_SQRT + 2 * U

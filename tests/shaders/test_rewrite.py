@@ -109,7 +109,7 @@ def test_a_software_renderer_keeps_what_costs_it_more() -> None:
     for (ops, inner), rule in zip(RULES, contract.document()["rewrites"], strict=True):
         found = made(ops, software=True)
         assert (found == inner) == (not rule.get("gpu"))
-    assert names(made(CHAIN, software=True)) == ["rope_attention", "attention_merge", "norm", "linear"]
+    assert made(CHAIN, software=True) == CHAIN
 
 
 def test_more_keys_than_a_merge_takes() -> None:

@@ -288,7 +288,19 @@ export function candidates(contract, op, symbols, abilities, range) {
       detail: { rule: 'operation', op },
     });
   }
-  return able;
+  return able.filter((kernel, index) => isFirst(kernel, able.slice(0, index), range));
+}
+
+/**
+ * Whether no earlier kernel takes all that this one would: it would be compiled for nothing.
+ * @param {Kernel} kernel
+ * @param {Kernel[]} earlier
+ * @param {Range} range
+ */
+function isFirst({ when }, earlier, [least, most]) {
+  const [from, to] = when.T ?? [least, most];
+  const ends = [Math.max(least, Number(from)), Math.min(most, Number(to))];
+  return ends.some((rows) => !earlier.some((other) => takesRows(other, rows)));
 }
 
 /**
