@@ -161,7 +161,7 @@ def attention_case(
             inputs[f"{cache}_scale"] = np.concatenate([scales, np.full((SPARE_ROWS, kv_heads), np.nan, dtype=F32)])
         caches[cache] = reference.cache_round_trip(values, kv).astype(np.float64)
     scale = width**-0.5
-    expected, bound = attention_with_bound(q.astype(np.float64), caches["k"], caches["v"], position, float(F32(scale)))
+    expected, bound = _attention(q.astype(np.float64), caches["k"], caches["v"], position, float(F32(scale)))
     return make_case(
         name,
         {
@@ -184,7 +184,7 @@ def attention_case(
     )
 
 
-def attention_with_bound(
+def _attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """(attention in f64, bound of each element).

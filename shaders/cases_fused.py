@@ -9,7 +9,7 @@ import numpy as np
 
 from . import reference
 from .case_kit import F32, Case, generator, make_case, piece_symbols, random_weight, weight_inputs
-from .cases_linear import integer_product
+from .cases_linear import integer_product, with_terms
 from .cases_rows import DIVISION, EXP_BASE, EXP_SLOPE, integer_output, normed, row_case
 from .cases_split import CHUNK, merge
 from .checks import Close, U
@@ -106,14 +106,10 @@ def merge_case(
     expected, checks = integer_output(result, result_error, error, kind)
     weight = random_weight(rng, "ternary", rows, columns, group=group)
     product, bound = _product(expected["q_scale"], checks, kind, weight)
-    old = rng.normal(size=(tokens, rows)).astype(F32)
-    inputs = {"x": parts, **weight_inputs(weight), "y": old} | ({"gain": gains} if gains is not None else {})
+    more, y, bounds = with_terms(rng, product, bound, rows, 0, bias=bias, accumulate=accumulate)
+    inputs = {"x": parts, **weight_inputs(weight), **more} | ({"gain": gains} if gains is not None else {})
     op: dict[str, Any] = {"op": "merge_linear", "via": "a", "w": "w", "out": "y", "accumulate": accumulate}
-    terms = [product] + ([old.astype(np.float64)] if accumulate else [])
-    if bias:
-        inputs["bias"] = rng.normal(size=rows).astype(F32)
-        op["bias"] = "bias"
-        terms.append(np.broadcast_to(inputs["bias"].astype(np.float64), product.shape))
+    op |= {"bias": "bias"} if bias else {}
     op |= {"heads": heads, "kv_heads": heads, "head_dim": width} | ({"gain": "gain", "eps": 1e-5} if gain else {})
     values = {"a": {"dtype": kind, "shape": ["T", columns]}, "y": {"dtype": "f32", "shape": ["T", rows]}}
     return make_case(
@@ -121,8 +117,8 @@ def merge_case(
         op,
         values,
         inputs,
-        {"y": np.sum(terms, axis=0).astype(F32)},
-        {"y": Close(bound + 2 * len(terms) * U * np.sum(np.abs(terms), axis=0))},
+        {"y": y},
+        {"y": Close(bounds)},
         symbols=piece_symbols(weight) | {"few": int(few)} | dict(tuned or {}),
         step=(position, tokens, 1, 0),
         capacity=capacity,
@@ -153,18 +149,8 @@ def fused_case(
     before = row_case(name, first, kind, tokens, columns, **options)
     weight = random_weight(rng, "ternary", rows, columns, group=group, parts=parts)
     product, bound = _product(before.expected["q_scale"], before.checks, kind, weight)
-    old = rng.normal(size=(tokens, all_rows)).astype(F32)
-    inputs = {**before.inputs, **weight_inputs(weight), "y": old}
-    inside = slice(first_row, first_row + rows)
-    terms = [product]
-    if bias:
-        inputs["bias"] = rng.normal(size=all_rows).astype(F32)
-        terms.append(inputs["bias"][None, inside].astype(np.float64))
-    if accumulate:
-        terms.append(old[:, inside].astype(np.float64))
-    expected, bounds = old.copy(), np.zeros(old.shape)
-    expected[:, inside] = sum(terms)
-    bounds[:, inside] = bound + 2 * len(terms) * U * sum(np.abs(np.nan_to_num(term)) for term in terms)
+    more, expected, bounds = with_terms(rng, product, bound, all_rows, first_row, bias=bias, accumulate=accumulate)
+    inputs = {**before.inputs, **weight_inputs(weight), **more}
     op = {"op": _FUSED[first], "x": "x", "via": "a", "w": "w", "out": "y", "accumulate": accumulate}
     op |= {"bias": "bias"} if bias else {}
     op |= {"gain": "gain"} if "gain" in before.inputs else {}

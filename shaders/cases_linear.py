@@ -141,25 +141,11 @@ def linear_case(
         integers = random_integers(rng, activation, tokens, columns, limit=limit)
         inputs |= integer_inputs(integers)
         product, bound, nmse = integer_product(integers, weight)
-    old = rng.normal(size=(tokens, all_rows)).astype(F32)
-    inside = slice(first_row, first_row + rows)
-    terms = [product]
-    if bias:
-        inputs["bias"] = rng.normal(size=all_rows).astype(F32)
-        terms.append(inputs["bias"][None, inside].astype(np.float64))
-    if accumulate:
-        terms.append(old[:, inside].astype(np.float64))
-    expected = old.copy()
-    expected[:, inside] = sum(terms)
-    exact = activation != "f32" and (not group or powers)
-    if exact and len(terms) == 1:
-        expected[:, inside] = reference.linear(integers, weight)
-        check: Exact | Close = Exact()
-    else:
-        # Each addition rounds once; a compiler may contract it with the product before, or not.
-        bounds = np.zeros(old.shape)
-        bounds[:, inside] = bound + 2 * len(terms) * U * sum(np.abs(term) for term in terms)
-        check = Close(bounds, nmse)
+    more, expected, bounds = with_terms(rng, product, bound, all_rows, first_row, bias=bias, accumulate=accumulate)
+    exact = activation != "f32" and (not group or powers) and not bias and not accumulate
+    if exact:
+        expected[:, first_row : first_row + rows] = reference.linear(integers, weight)
+    check = Exact() if exact else Close(bounds, nmse)
     lead = "R" if last_rows else "T"
     op = {"op": "linear", "x": "x", "w": "w", "out": "y", "accumulate": accumulate, "bias": "bias" if bias else None}
     values = {"x": {"dtype": activation, "shape": [lead, columns]}, "y": {"dtype": "f32", "shape": [lead, all_rows]}}
@@ -167,8 +153,7 @@ def linear_case(
         name,
         op,
         values,
-        # Columns of other pieces must keep what they have, so the old values are always given.
-        {**inputs, "y": old},
+        {**inputs, **more},
         {"y": expected},
         {"y": check},
         symbols=piece_symbols(weight, first_row, all_rows)
@@ -176,6 +161,37 @@ def linear_case(
         | dict(tuned or {}),
         step=(3, 5 if last_rows else tokens, tokens, 0),
     )
+
+
+def with_terms(
+    rng: np.random.Generator,
+    product: np.ndarray,
+    bound: np.ndarray,
+    all_rows: int,
+    first_row: int,
+    *,
+    bias: bool,
+    accumulate: bool,
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """(inputs ``y`` and ``bias``, expected y f32 ``[T, OUT_N]``, its bounds) of a product f64 ``[T, N]`` with a bound.
+
+    The product may be a piece of a taller one: columns of other pieces must keep what they have, so the old values are
+    always given.
+    """
+    old = rng.normal(size=(len(product), all_rows)).astype(F32)
+    inside = slice(first_row, first_row + product.shape[1])
+    inputs, terms = {"y": old}, [product]
+    if bias:
+        inputs["bias"] = rng.normal(size=all_rows).astype(F32)
+        terms.append(inputs["bias"][None, inside].astype(np.float64))
+    if accumulate:
+        terms.append(old[:, inside].astype(np.float64))
+    expected, bounds = old.copy(), np.zeros(old.shape)
+    expected[:, inside] = sum(terms)
+    # Each addition rounds once; a compiler may contract it with the product before, or not.
+    magnitude = sum(np.abs(np.nan_to_num(term)) for term in terms)
+    bounds[:, inside] = bound + 2 * len(terms) * U * magnitude
+    return inputs, expected, bounds
 
 
 def float_product(x: np.ndarray, weight: WeightTensor) -> tuple[np.ndarray, np.ndarray, float]:

@@ -107,7 +107,7 @@ def rope_attention_case(name: str, kv: str, heads: int, kv_heads: int, width: in
 def _part(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """(part, bound of each element), both ``[D/4 + 1, 4]``, of one query and the keys and values of a chunk.
 
-    A score errs as in ``attention_with_bound``; a weight by its score, the largest score and exp(); then come the sums.
+    A score errs as in ``cases_attention``; a weight by its score, the largest score and exp(); then come the sums.
     """
     scores = k @ q * scale
     error = (len(q) + 4) * U * (np.abs(k) @ np.abs(q)) * abs(scale) + U * np.abs(scores)

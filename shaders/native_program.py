@@ -21,8 +21,8 @@ from .symbols import Symbols, cache_symbols, constants, op_symbols, params_bytes
 
 _SPARE_STRIDE = 256
 _SPARE_BYTES = 16 * _SPARE_STRIDE
-#: Kinds of steps, each with operations of its own: one token; a few, that verify drafts; many, of a prompt.
-STEP_KINDS = {"one": 1, "few": 8, "many": 65536}
+#: Fewest and most tokens of each kind of step, which has operations of its own: one token; many, of a prompt.
+STEP_KINDS = {"one": (1, 1), "many": (2, 65536)}
 #: Up to so many keys a step may be rewritten in other ways than above it.
 SHORT_KEYS = min(rule["most_keys"] for rule in document()["rewrites"] if "most_keys" in rule)
 
@@ -209,14 +209,12 @@ class GpuProgram:
         self._plain: dict[tuple[str, int], Operation] = {}
         self._steps: dict[tuple, list[Dispatch]] = {}
 
-    def dispatches(
-        self, sections: Sequence[str], tokens: int, rows: int, keys: int, drafts: bool = False
-    ) -> list[Dispatch]:
+    def dispatches(self, sections: Sequence[str], tokens: int, rows: int, keys: int) -> list[Dispatch]:
         """(launch, workgroups) of a step of these sections, made once for each size.
 
-        keys: at least as many as its last token sees. drafts: the tokens are drafts to be verified.
+        keys: at least as many as its last token sees.
         """
-        kind = "one" if tokens == 1 else "few" if drafts else "many"
+        kind = "one" if tokens == 1 else "many"
         rounded = self._key_count(keys)
         known = (*sections, kind, tokens, rows, rounded)
         if known not in self._steps:
@@ -233,7 +231,7 @@ class GpuProgram:
         """(launch, workgroups) of one operation as the program has it."""
         place = (section, index)
         if place not in self._plain:
-            self._plain[place] = self._operation(self._program[section][index], "many")
+            self._plain[place] = self._operation(self._program[section][index])
         operation = self._plain[place]
         lead = tokens if operation.lead == "T" else rows
         launches = operation.launches(self._device, self.buffers, lead)
@@ -251,21 +249,18 @@ class GpuProgram:
             keys = self._capacity if is_long else SHORT_KEYS
             runs = partial(self._runs, kind=kind)
             ops = rewrite(self._program[section], later, runs, self._device.software, keys)
-            self._sections[known] = [self._operation(op, kind) for op in ops]
+            self._sections[known] = [self._operation(op) for op in ops]
         return self._sections[known]
 
-    def _operation(self, op: Mapping[str, Any], kind: str) -> Operation:
+    def _operation(self, op: Mapping[str, Any]) -> Operation:
         known = op_symbols(op, self._program["values"], self._kv, self._capacity)
-        return Operation(
-            op, self._program, self._store, known | {"few": int(kind == "few"), "software": int(self._device.software)}
-        )
+        return Operation(op, self._program, self._store, known | {"software": int(self._device.software)})
 
     def _runs(self, op: Mapping[str, Any], kind: str) -> bool:
         """Whether kernels run an operation for all numbers of tokens of a kind of step."""
-        operation = self._operation(op, kind)
-        most = STEP_KINDS[kind] if operation.lead == "T" else 1
+        operation = self._operation(op)
         try:
-            for lead in {1 if kind == "one" else min(2, most), most}:
+            for lead in set(STEP_KINDS[kind] if operation.lead == "T" else STEP_KINDS["one"]):
                 select(op["op"], operation.symbols()[0] | {"T": lead})
         except ContractError:
             return False
@@ -290,15 +285,14 @@ class GpuProgram:
 
 
 def picks_bytes(vocabulary: int) -> int:
-    """Bytes of what ``pick`` and ``draw`` leave for ``accept``: a key and an id a part and row."""
+    """Bytes of what ``pick`` and ``draw`` leave for ``accept``: a key and an id a part. No drafts are verified here."""
     made = [op for rule in document()["rewrites"] for op in rule["into"] if "part" in op]
     parts = [quotient_up(vocabulary, op["part"]) for op in made]
-    return 8 * max(parts) * int(document()["constants"]["most_drafted"])
+    return 8 * max(parts)
 
 
 def parts_bytes(program: Mapping[str, Any], capacity: int) -> int:
-    """Bytes of what ``rope_attention`` leaves for ``attention_merge``, over all layers the most."""
-    constants = document()["constants"]
-    rows = constants["most_drafted"] * quotient_up(capacity, constants["key_chunk"])
-    sizes = [16 * rows * op["heads"] * (op["head_dim"] // 4 + 1) for op in program["body"] if op["op"] == "attention"]
+    """Bytes of what ``rope_attention`` leaves of a token for ``attention_merge``, over all layers the most."""
+    chunks = quotient_up(capacity, document()["constants"]["key_chunk"])
+    sizes = [16 * chunks * op["heads"] * (op["head_dim"] // 4 + 1) for op in program["body"] if op["op"] == "attention"]
     return max(sizes, default=0)

@@ -2,7 +2,7 @@
 import { STEP_SYMBOLS, encodeParams, takesRows, workgroups } from './contract.js';
 import { TercetError } from './errors.js';
 import { USAGE } from './gpu.js';
-import { cacheBytes, partsBytes, picksBytes, valueBytes } from './memory.js';
+import { cacheBytes, partsBytes, picksBytes, valueBytes, valueRows } from './memory.js';
 import { SECTIONS } from './program.js';
 
 /**
@@ -62,18 +62,15 @@ export function makeBuffers(gpu, program, contract, vocabulary, { contextLength,
   /** @type {<T, U>(things: Record<string, T>, make: (name: string, thing: T) => U) => Record<string, U>} */
   const each = (things, make) =>
     Object.fromEntries(Object.entries(things).map(([name, thing]) => [name, make(name, thing)]));
-  const mostRows = contract.constants.most_drafted;
   return {
-    values: each(program.values, (name, value) =>
-      planes(name, valueBytes(value, value.shape[0] === 'R' ? mostRows : Math.max(chunk, mostRows))),
-    ),
+    values: each(program.values, (name, value) => planes(name, valueBytes(value, valueRows(value, contract, chunk)))),
     caches: each(program.caches, (name, cache) => {
       const { data, scale } = cacheBytes(cache, kvCache);
       return planes(name, { data: data * contextLength, scale: scale * contextLength });
     }),
     tables: each(program.tables, (name, table) => gpu.filled(name, ropeTable(table, contextLength), STORAGE)),
     run: {
-      ids: gpu.buffer('ids', 4 * Math.max(chunk, mostRows), STORAGE | COPY_DST),
+      ids: gpu.buffer('ids', 4 * Math.max(chunk, contract.constants.most_drafted), STORAGE | COPY_DST),
       step: gpu.buffer('step', 16, STORAGE | UNIFORM | COPY_DST | COPY_SRC),
       ring: gpu.buffer('ring', 4 * contract.constants.ring, STORAGE | COPY_SRC),
       seen: gpu.buffer('seen', 4 * Math.ceil(vocabulary / 32), STORAGE | COPY_DST),

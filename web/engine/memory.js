@@ -112,6 +112,15 @@ export function valueBytes({ dtype, shape }, rows) {
 }
 
 /**
+ * Most rows of a value: of a prompt's step or, where those are more, of a verification.
+ * @param {Value} value
+ * @param {Contract} contract
+ * @param {number} chunk tokens of a prefill step
+ */
+export const valueRows = ({ shape }, { constants }, chunk) =>
+  shape[0] === 'R' ? constants.most_drafted : Math.max(chunk, constants.most_drafted);
+
+/**
  * What `pick` and `draw` leave for `accept`: a key and an id a part and row.
  * @param {Contract} contract
  * @param {number} vocabulary
@@ -159,9 +168,8 @@ export function planMemory(pack, program, contract, { contextLength, kvCache, ch
   const parts = partsBytes(program, contract, contextLength);
   sizes.work += parts + picksBytes(contract, pack.vocab_size);
   sizes.largest = Math.max(sizes.largest, parts);
-  const mostRows = contract.constants.most_drafted;
   for (const value of Object.values(program.values)) {
-    for (const bytes of Object.values(valueBytes(value, value.shape[0] === 'R' ? mostRows : Math.max(chunk, mostRows)))) {
+    for (const bytes of Object.values(valueBytes(value, valueRows(value, contract, chunk)))) {
       sizes.work += bytes;
       sizes.largest = Math.max(sizes.largest, bytes);
     }
@@ -210,8 +218,8 @@ export function limitProblems(pack, program, contract, { contextLength, kvCache,
   }
   check(`attention over ${contextLength} tokens`, partsBytes(program, contract, contextLength));
   for (const [name, value] of Object.entries(program.values)) {
-    const rows = Math.max(value.shape[0] === 'R' ? 1 : chunk, contract.constants.most_drafted);
-    check(`the value ${name}`, Math.max(...Object.values(valueBytes(value, rows))));
+    const bytes = valueBytes(value, valueRows(value, contract, chunk));
+    check(`the value ${name}`, Math.max(...Object.values(bytes)));
   }
   return problems;
 }
