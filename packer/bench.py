@@ -11,9 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .bench_peers import measure_peers, not_run
 from .bench_report import check_report
 from .errors import PackerError
 from .pack import Pack
+from .runner import forced_kernels
 from .shapes import shape_named
 from .synthesize import cached_pack
 
@@ -37,21 +39,31 @@ class BenchOptions:
     quick: bool = False
     #: Where synthesized packs are kept; the user's cache folder if None.
     cache: Path | None = None
+    #: Folder node_modules that holds the peers, and seconds that they are given; none are measured if None.
+    peers: Path | None = None
+    peers_seconds: int | None = None
+    #: Forces kernels, as ``?kernels=`` in the page.
+    kernels: str | None = None
 
 
 def run_bench(options: BenchOptions, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Measure, and return the report (``bench_report.KEYS``). Raises PackerError."""
+    forced_kernels(options.kernels)  # what is wrong is told before minutes of making a pack
     pack = Pack(_pack_folder(options, progress))
     longest = pack.manifest["context_length"]
     if options.context is not None and not 2 <= options.context <= longest:
         raise PackerError(f"{pack.path}: --context is {options.context}, expected 2 to {longest}, the model's context")
+    if options.peers_seconds is not None and not 1 <= options.peers_seconds < 10**6:
+        raise PackerError(f"--peers-seconds is {options.peers_seconds}, expected 1 to 999999")
     context = options.context or min(longest, _CONTEXT)
     if options.backend == "node":
-        report = run_node(pack.path, context, options.kv, options.quick, progress)
+        report = run_node(pack.path, context, options.kv, options.quick, progress, options.kernels)
     elif options.backend == "native":
         report = _run_native(pack, context, options, progress)
     else:
         raise PackerError(f"backend {options.backend!r} is unknown, expected one of {', '.join(BACKENDS)}")
+    if options.peers is not None:
+        report["peers"] = _peers(options.peers, report, pack, options, progress)
     return check_report(report, f"the {options.backend} benchmark of {pack.path}")
 
 
@@ -70,18 +82,30 @@ def _run_native(pack: Pack, context: int, options: BenchOptions, progress: Progr
     from .bench_native import measure  # late: needs a GPU driver
 
     try:
-        return measure(pack, context, options.kv, options.quick, progress)
+        return measure(pack, context, options.kv, options.quick, progress, options.kernels)
     except ExecutionError as error:
         raise PackerError(f"{pack.path}: {error}") from None
 
 
-def run_node(pack: Path, context: int, kv: str, quick: bool, progress: Progress) -> dict[str, Any]:
+def _peers(
+    modules: Path, report: dict[str, Any], pack: Pack, options: BenchOptions, progress: Progress
+) -> list[dict[str, Any]]:
+    try:
+        node = _node()
+    except PackerError as error:  # our own figures stand all the same
+        return [not_run("onnxruntime-web", str(error))]
+    return measure_peers(modules, node, report, pack.program, options.quick, progress, options.peers_seconds)
+
+
+def run_node(
+    pack: Path, context: int, kv: str, quick: bool, progress: Progress, kernels: str | None = None
+) -> dict[str, Any]:
     """The report of web/bench/bench.mjs. Raises PackerError with what went wrong there."""
     if not _SCRIPT.is_file():
         raise PackerError(f"{_SCRIPT}: not there; the Node backend runs from Tercet's repository only")
     command = [_node(), str(_SCRIPT), str(pack), "--context", str(context), "--kv", kv]
     process = subprocess.Popen(
-        [*command, *(["--quick"] if quick else [])],
+        [*command, *(["--quick"] if quick else []), *([f"--kernels={kernels}"] if kernels is not None else [])],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -26,6 +26,8 @@ _CPU_STEPS = 16
 #: Workgroups that share a buffer: the best of these counts.
 _READERS = (1024, 4096, 16384)
 _NOISE_BYTES = 8 << 20
+#: Tokens of the steps whose costs are compared.
+_VERIFIED = (1, 2, 4, 8)
 _LEAST_BYTES = 1 << 20
 
 
@@ -46,10 +48,44 @@ def cpu_seconds(model: NativeModel, sizes: Sizes) -> float:
     for _ in range(sizes.repeats + 1):
         model.truncate(1)
         began = time.perf_counter()
-        model._decode(steps, "greedy")
+        model.decode(steps, "greedy")
         times.append((time.perf_counter() - began) / steps)
-        model._chosen(0, 1)
+        model.chosen(0, 1)
     return median(times[1:])
+
+
+def verify_seconds(model: NativeModel, context: int, sizes: Sizes) -> list[dict[str, Any]]:
+    """Seconds of a greedy step of one token, and of several that are verified where this device verifies drafts.
+
+    ``[{tokens, seconds}]``: time on the GPU with many steps in flight, the wait for a result not in it. context: tokens
+    in the cache before, whose numbers do not matter.
+    """
+    position = max(0, min(context, model.capacity - model.most_verified))
+    buffers = model._live.buffers.runtime
+    model.device.write(buffers["@ids"], np.zeros(model.most_verified, dtype="<u4"))
+    found = []
+    for tokens in _VERIFIED if model.drafting.verifies else _VERIFIED[:1]:
+        if tokens > model.most_verified:
+            break
+        step = model._live.dispatches(["body", "logits", "greedy"], tokens, tokens, position + tokens, verifies=True)
+        start = model.device.storage(16, "start of a step")
+        model.device.write(start, np.array([position, tokens, tokens, 0], dtype="<u4"))
+
+        def encode(step=step, start=start) -> wgpu.GPUCommandBuffer:
+            encoder = model.device.wgpu.create_command_encoder()
+            # The choice moves the position on: each step begins where the first one did.
+            encoder.copy_buffer_to_buffer(start, 0, buffers["@step"], 0, start.size)
+            compute = encoder.begin_compute_pass()
+            record_dispatches(compute, step, 1)
+            compute.end()
+            return encoder.finish()
+
+        try:
+            found.append({"tokens": tokens, "seconds": median(timings(model.device, encode, sizes))})
+        finally:
+            start.destroy()
+    model.truncate(0)
+    return found
 
 
 def dispatches(model: NativeModel, program: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from shaders.native import NativeModel, shared_device
 from shaders.native_device import Device
 from shaders.sampling import Sampling
 
-from .bench_engine import cpu_seconds, dispatches, read_bandwidth
+from .bench_engine import cpu_seconds, dispatches, read_bandwidth, verify_seconds
 from .bench_linear import distinct_linears, measure_linear, tensor_bytes
 from .pack import Pack
 from .plan import kv_bytes_per_token
+from .runner import forced_kernels, identity_of
 
 Progress = Callable[[int, int, str], None]
 T = TypeVar("T")
@@ -55,13 +56,15 @@ QUICK = Sizes(0.03, 3, 0.6, 256 << 20, 128 << 20, 128, 128, 64, (128, 1024), (12
 SOFTWARE = Sizes(0.0, 1, 0.0, 4 << 20, 1 << 18, 1, 4, 3, (8,), (4,))
 
 
-def measure(pack: Pack, context: int, kv: str, quick: bool, progress: Progress) -> dict[str, Any]:
+def measure(
+    pack: Pack, context: int, kv: str, quick: bool, progress: Progress, kernels: str | None = None
+) -> dict[str, Any]:
     """The report of a pack on the native device. Raises ExecutionError (NativeError)."""
     device = shared_device()
     sizes = SOFTWARE if device.software else QUICK if quick else FULL
     linears = distinct_linears(pack.program, pack.entries)
     contexts, prompts = fitting(sizes.contexts, context - sizes.tokens), fitting(sizes.prompts, context - 1)
-    total = 3 + len(linears) + len(contexts) + len(prompts)
+    total = 4 + len(linears) + len(contexts) + len(prompts)
     done = 0
 
     def stage(label: str, work: Callable[[], T]) -> T:
@@ -79,14 +82,19 @@ def measure(pack: Pack, context: int, kv: str, quick: bool, progress: Progress) 
         found = stage(label, lambda linear=linear: measure_linear(device, linear, sizes))  # type: ignore[misc]
         timed.append({**found, "share": found["bytes"] / found["seconds"] / peak})
     began = time.perf_counter()
-    model = stage("loading", lambda: NativeModel(pack.program, pack.tensors(), capacity=context, kv=kv, device=device))
+    options: dict[str, Any] = {"forced": forced_kernels(kernels), "identity": identity_of(pack)}
+    options |= {"capacity": context, "kv": kv, "device": device, "speculate": "auto"}
+    model = stage("loading", lambda: NativeModel(pack.program, pack.tensors(), **options))
     loaded = time.perf_counter() - began
     with model:
+        model.speculate = "off"  # loaded as for an answer; what is measured are plain steps
         runs = _Runs(model, sizes, pack.manifest["vocab_size"])
         decode = [stage(f"writing after {n} tokens", lambda n=n: runs.decode(n)) for n in contexts]  # type: ignore[misc]
         seconds = [stage(f"reading {n} tokens", lambda n=n: runs.prefill(n)) for n in prompts]  # type: ignore[misc]
+        verify = stage("verifying drafts", lambda: verify_seconds(model, contexts[0], sizes))
         processor = stage("work of the processor", lambda: cpu_seconds(model, sizes))
         counts = dispatches(model, pack.program)
+        constants = model.kernel_constants()
     progress(total, total, "done")
     needed = bytes_per_token(pack, kv, contexts[0])
     return {
@@ -104,6 +112,7 @@ def measure(pack: Pack, context: int, kv: str, quick: bool, progress: Progress) 
         "linears": timed,
         "decode": decode,
         "prefill": [{"tokens": n, "tokensPerSecond": n / took} for n, took in zip(prompts, seconds, strict=True)],
+        "verify": verify,
         "firstTokenSeconds": seconds[0],
         "loadSeconds": loaded,
         **counts,
@@ -113,6 +122,7 @@ def measure(pack: Pack, context: int, kv: str, quick: bool, progress: Progress) 
             "tokensPerSecond": peak / needed,
             "ratio": decode[0]["tokensPerSecond"] * needed / peak,
         },
+        "kernels": constants,
         "peers": [],
     }
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shaders.native_tuning import words
+
+from .bench_peers import PEER_COLUMNS, check_peers, missing_rows, peer_rows
 from .errors import PackerError
 
 #: Key -> keys inside, of an object or of each object of a list; () for plain values. The twin in JavaScript is
@@ -37,14 +40,20 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     # context: tokens in the cache at the start; spread: (most - least) / median of several runs.
     "decode": ("context", "tokensPerSecond", "spread"),
     "prefill": ("tokens", "tokensPerSecond"),  # from the prompt to the first token
+    # A greedy step with so many tokens, each with logits, at the first context: time on the GPU, many steps in flight.
+    # More than one token only where drafts are verified.
+    "verify": ("tokens", "seconds"),
     "firstTokenSeconds": (),  # of the shortest of these prompts
     "loadSeconds": (),
     "dispatchesPerToken": (),
     "dispatchesPerLayer": (),
     "cpuMsPerToken": (),  # recording and submitting alone
     "limit": ("bytesPerToken", "tokensPerSecond", "ratio"),  # at the first context
-    "peers": (),  # other engines in the same run
+    "kernels": (),  # constants in force of the kernels of a decode step that may be timed, by kind of operation
+    "peers": (),  # other engines in the same run: bench_peers.PEER_KEYS
 }
+#: What stands for keys that files from before them lack.
+LATER: Mapping[str, Any] = {"kernels": {}, "verify": []}
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ def read_report(path: Path) -> dict[str, Any]:
         raise PackerError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise PackerError(f"{path}: not valid JSON ({error})") from None
-    return check_report(report, str(path))
+    return check_report({**LATER, **report} if isinstance(report, dict) else report, str(path))
 
 
 def check_report(report: Any, where: str) -> dict[str, Any]:
@@ -109,6 +118,7 @@ def check_report(report: Any, where: str) -> dict[str, Any]:
     for key in ("linears", "decode", "prefill"):
         if not isinstance(report[key], list) or not report[key]:
             raise PackerError(f"{where}: no report of bench: {key!r} is no list with figures")
+    check_peers(report["peers"], where)
     return report
 
 
@@ -143,31 +153,62 @@ def report_tables(report: Mapping[str, Any]) -> list[Rows]:
     prefill = [(f"{one['tokens']:,}", f"{one['tokensPerSecond']:,.0f}") for one in report["prefill"]]
     return [
         Rows("Benchmark", ("", ""), facts),
-        Rows(
-            "Matrices",
-            ("", "rows x columns", "as", "us", "share", "chained", "batch", "ms", "TMAC/s"),
-            [_linear_row(one) for one in report["linears"]],
-        ),
+        *_linear_tables(report["linears"]),
         Rows("Writing", ("after tokens", "tok/s", "spread"), decode),
+        *_verify_tables(report["verify"]),
         Rows("Reading a prompt", ("tokens", "tok/s"), prefill),
+        *([Rows("Kernels", ("", "constants"), list(words(report["kernels"])))] if report["kernels"] else []),
+        *_peer_tables(report["peers"]),
     ]
 
 
-def _linear_row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    tokens, seconds = one["batchTokens"], one["batchSeconds"]
-    batch = ("", "", "")
-    if tokens and seconds:
-        macs = one["rows"] * one["columns"] * tokens / seconds
-        batch = (f"{tokens}", f"{1000 * seconds:.3f}", f"{macs / 1e12:.2f}")
-    return (
-        one["name"],
-        f"{one['rows']:,} x {one['columns']:,}",
-        one["encoding"],
-        f"{1e6 * one['seconds']:.2f}",
-        f"{100 * one['share']:.0f} %",
-        f"{1e6 * one['dependentSeconds']:.2f}",
-        *batch,
-    )
+def _peer_tables(peers: Sequence[Mapping[str, Any]]) -> list[Rows]:
+    names = dict.fromkeys(f"{one['name']} {one['version']}" for one in peers)
+    tables = [Rows(f"Beside {name}", PEER_COLUMNS, peer_rows(peers, name)) for name in names]
+    tables.append(Rows("Peers that were not run", ("", ""), missing_rows(peers)))
+    return [rows for rows in tables if rows.rows]
+
+
+def _linear_tables(linears: Sequence[Mapping[str, Any]]) -> list[Rows]:
+    """Products of one token, and of many: two tables, for one of all columns is wider than a terminal."""
+    single = [
+        (
+            one["name"],
+            f"{one['rows']:,} x {one['columns']:,}",
+            one["encoding"],
+            f"{1e6 * one['seconds']:.2f}",
+            f"{100 * one['share']:.0f} %",
+            f"{1e6 * one['dependentSeconds']:.2f}",
+        )
+        for one in linears
+    ]
+    batches = [
+        (
+            one["name"],
+            f"{one['batchTokens']:,}",
+            f"{1000 * one['batchSeconds']:.3f}",
+            f"{one['rows'] * one['columns'] * one['batchTokens'] / one['batchSeconds'] / 1e12:.2f}",
+        )
+        for one in linears
+        if one["batchTokens"] and one["batchSeconds"]
+    ]
+    tables = [
+        Rows("Matrices, one token", ("", "rows x columns", "as", "us", "share", "us chained"), single),
+        Rows("Matrices, many tokens", ("", "tokens", "ms", "TMAC/s"), batches),
+    ]
+    return [rows for rows in tables if rows.rows]
+
+
+def _verify_tables(steps: Sequence[Mapping[str, Any]]) -> list[Rows]:
+    """Steps that verify drafts against one token; none where no drafts are verified."""
+    if len(steps) < 2:
+        return []
+    single = steps[0]["seconds"]
+    rows = [
+        (f"{one['tokens']}", f"{1000 * one['seconds']:.3f}", f"{one['seconds'] / single:.2f} x")
+        for one in sorted(steps, key=lambda one: one["tokens"])
+    ]
+    return [Rows("Verifying drafts", ("tokens", "ms a step", "of one token"), rows)]
 
 
 def _rate(bytes_per_second: float) -> str:

@@ -20,7 +20,7 @@ from .shapes import SHAPES
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print the tables and write the report; the exit status."""
     given = _parser().parse_args(arguments)
-    options = BenchOptions(given.pack, given.shape, given.backend, given.context, given.kv, given.quick, given.cache)
+    options = BenchOptions(**{name: value for name, value in vars(given).items() if name != "json"})
     try:
         if given.json:
             check_writable(given.json)
@@ -44,7 +44,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv", choices=KV_KINDS, default="f16")
     parser.add_argument("--json", type=Path, help="write the report there")
     parser.add_argument("--cache", type=Path, help="folder for synthesized packs")
+    parser.add_argument("--peers", type=Path, help="folder node_modules that holds onnxruntime-web")
+    parser.add_argument("--peers-seconds", type=int, help="that peers are given")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument(
+        "--kernels", help="force kernels: norm_linear.ROWS=32,linear_ternary=off; default: time nothing"
+    )
     return parser
 
 
@@ -64,10 +69,11 @@ def plain(rows: Rows) -> str:
     """A table as lines of text."""
     cells: list[tuple[str, ...]] = [rows.columns, *rows.rows]
     widths = [max(len(row[index]) for row in cells) for index in range(len(rows.columns))]
-    lines = []
-    for row in cells if any(rows.columns) else rows.rows:
-        first = row[0].ljust(widths[0])
-        lines.append("  ".join([first, *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]))
+    lines, heads = [], any(rows.columns)
+    for row in cells if heads else rows.rows:
+        first, others = row[0].ljust(widths[0]), zip(row[1:], widths[1:], strict=True)
+        # Without heads the others are sentences.
+        lines.append("  ".join([first, *(cell.rjust(width) if heads else cell for cell, width in others)]))
     return "\n".join([rows.title, *(f"  {line.rstrip()}" for line in lines), ""])
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from .bench import BenchOptions, run_bench
 from .bench_plot import plot_files
 from .bench_report import Rows, check_writable, report_tables, write_report
-from .cli_generate import CacheKind
+from .cli_generate import CacheKind, Kernels
 from .errors import PackerError
 from .plan import make_plan, memory_of, plan_lines
 from .shapes import SHAPES
@@ -64,7 +64,12 @@ def bench_command(
     context: Annotated[int | None, typer.Option(help="Tokens of the KV cache; default: what the runs need.")] = None,
     kv: Kv = CacheKind.f16,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report there.", metavar="FILE")] = None,
+    peers: Annotated[
+        Path | None, typer.Option(help="Measure other engines, too: the node_modules that holds them.", metavar="DIR")
+    ] = None,
+    peers_seconds: Annotated[int | None, typer.Option(help="Time for the other engines.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter runs.")] = False,
+    kernels: Kernels = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the reports given instead of PACK as SVG, and measure nothing.")
     ] = None,
@@ -79,7 +84,7 @@ def bench_command(
         raise PackerError(f"one pack at a time, found {len(reports) + 1}; reports are for --plot")
     if json_file is not None:
         check_writable(json_file)
-    options = BenchOptions(path, shape, backend.value, context, kv.value, quick)
+    options = BenchOptions(path, shape, backend.value, context, kv.value, quick, None, peers, peers_seconds, kernels)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -99,17 +104,21 @@ def bench_command(
 
 
 def _table(rows: Rows) -> Table:
-    # As narrow as it gets: the widest has nine columns.
+    # As narrow as it gets, to be read in a terminal of 80 columns; a title is no reason for another line.
     table = Table(
         title=escape(rows.title),
         title_justify="left",
+        min_width=len(rows.title),
         show_header=any(rows.columns),
         box=box.SIMPLE_HEAD,
         collapse_padding=True,
         pad_edge=False,
     )
+    heads = any(rows.columns)  # without, the last column has sentences
     for index, column in enumerate(rows.columns):
-        table.add_column(escape(column), justify="right" if index else "left", no_wrap=True)
+        # Names may take another line, figures are never cut.
+        figures = bool(index and heads)
+        table.add_column(escape(column), justify="right" if figures else "left", no_wrap=figures)
     for row in rows.rows:
         table.add_row(*map(escape, row))
     return table

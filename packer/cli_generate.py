@@ -39,6 +39,14 @@ class CacheKind(StrEnum):
     q8 = "q8"
 
 
+class Speculate(StrEnum):
+    """Whether tokens are guessed and several verified in a step."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
 Temperature = Annotated[float, typer.Option(help="0 is greedy; higher is more varied.")]
 TopK = Annotated[int, typer.Option(help="Draw from the K most probable tokens; 0: all.")]
 TopP = Annotated[float, typer.Option(help="Draw from the tokens that make up this probability; 1: all.")]
@@ -50,6 +58,19 @@ Seed = Annotated[int | None, typer.Option(help="Same seed, same answer; random i
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)]
 Context = Annotated[int | None, typer.Option(help="Context in tokens; the model's if left out.", min=2)]
 Kv = Annotated[CacheKind, typer.Option(help="KV cache precision.")]
+Guess = Annotated[
+    Speculate,
+    typer.Option(
+        "--speculate", help="Guess tokens from the text so far, verify them together; auto: while that is faster."
+    ),
+]
+Kernels = Annotated[
+    str | None,
+    typer.Option(
+        help="Force kernels, for debugging: norm_linear.ROWS=32,linear_ternary=off; default: time nothing.",
+        metavar="TEXT",
+    ),
+]
 
 
 def generate_command(
@@ -69,6 +90,8 @@ def generate_command(
     max_tokens: MaxTokens = 256,
     context: Context = None,
     kv: Kv = CacheKind.f16,
+    speculate: Guess = Speculate.auto,
+    kernels: Kernels = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Ids, text and the five highest logits of each step.")
     ] = False,
@@ -79,7 +102,9 @@ def generate_command(
     prompt_ids = _prompt_ids(text, prompt, messages, ids, raw)
     options = _sampling(0.0 if greedy else temperature, top_k, top_p, min_p, repetition_penalty, seed)
     capacity = fit_context(pack, prompt_ids, max_tokens, context)
-    model = load_model(pack, backend.value, capacity, kv.value, with_logits=as_json)
+    model = load_model(
+        pack, backend.value, capacity, kv.value, with_logits=as_json, kernels=kernels, speculate=speculate.value
+    )
     generated, steps = [], []
     stream = text.stream()
     room = min(max_tokens, capacity - len(prompt_ids))
@@ -161,6 +186,8 @@ def chat_command(
     max_tokens: MaxTokens = 512,
     context: Context = 2048,
     kv: Kv = CacheKind.f16,
+    speculate: Guess = Speculate.auto,
+    kernels: Kernels = None,
 ) -> None:
     """Chat in the terminal. Empty line or Ctrl-D ends, /new starts over, Ctrl-C stops an answer."""
     pack = Pack(path)
@@ -168,7 +195,7 @@ def chat_command(
     capacity = min(context or pack.manifest["context_length"], pack.manifest["context_length"])
     console = Console()
     with console.status(f"loading {escape(pack.manifest['name'])}"):
-        model = load_model(pack, backend.value, capacity, kv.value)
+        model = load_model(pack, backend.value, capacity, kv.value, kernels=kernels, speculate=speculate.value)
     console.print(
         f"[bold]{escape(pack.manifest['name'])}[/], context {capacity} tokens. Empty line ends, /new starts over.",
         highlight=False,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from hashlib import sha256
 from typing import Any, Protocol
 
 import numpy as np
 
 from shaders.contract import ExecutionError
+from shaders.forced import Forced, ForcedError, parse_forced
 from shaders.sampling import Sampling
 
 from .errors import PackerError
@@ -34,16 +36,51 @@ class Model(Protocol):
         """Append ``ids`` to the cache and yield new tokens, the stop token included; ``history`` is cached already."""
 
 
-def load_model(pack: Pack, backend: str, capacity: int, kv: str, *, with_logits: bool = False) -> Any:
-    """The pack on an executor. Raises PackerError if the native one has no usable device."""
+def forced_kernels(text: str | None) -> Forced:
+    """What ``--kernels`` asks for. Raises PackerError."""
+    try:
+        return parse_forced(text or "")
+    except ForcedError as error:
+        raise PackerError(f"--kernels: {error}") from None
+
+
+def identity_of(pack: Pack) -> str:
+    """SHA-256 of pack.json, which holds those of all other files."""
+    return sha256((pack.path / "pack.json").read_bytes()).hexdigest()
+
+
+def load_model(
+    pack: Pack,
+    backend: str,
+    capacity: int,
+    kv: str,
+    *,
+    with_logits: bool = False,
+    kernels: str | None = None,
+    speculate: str = "auto",
+) -> Any:
+    """The pack on an executor. Raises PackerError if the native one has no usable device.
+
+    speculate: ``auto``, ``on`` or ``off``, as in NativeModel; the reference guesses nothing.
+    """
     if backend == "reference":
+        if kernels is not None:
+            raise PackerError("--kernels is for kernels of a GPU, --backend reference has none; leave out one of both")
+        if speculate == "on":
+            raise PackerError("--speculate on is for a GPU, --backend reference has none; leave out one of both")
         from shaders.interpreter import ReferenceModel
 
         return ReferenceModel(pack.program, pack.tensors(), capacity=capacity, kv=kv)
     from shaders.native import NativeError, NativeModel  # late: needs a GPU driver
 
+    options: dict[str, Any] = {
+        "forced": forced_kernels(kernels),
+        "identity": identity_of(pack),
+        "keep_logits": with_logits,
+        "speculate": speculate,
+    }
     try:
-        return NativeModel(pack.program, pack.tensors(), capacity=capacity, kv=kv, keep_logits=with_logits)
+        return NativeModel(pack.program, pack.tensors(), capacity=capacity, kv=kv, **options)
     except NativeError as error:
         raise PackerError(f"{pack.path}: {error}; or use --backend reference") from None
 

@@ -1,6 +1,6 @@
 // attention_merge: joins the parts that rope_attention made of up to eight tokens.
 //
-//   chunks c = 0 .. (position + t) / 128,  m = max over c of m[c],  f[c] = exp(m[c] - m)
+//   chunks c = 0 .. (position + t) / 64,  m = max over c of m[c],  f[c] = exp(m[c] - m)
 //   y[t, h, i] = sum over c of f[c] * part[c, i] / sum over c of f[c] * sum[c]
 //
 // parts  vec4<f32> [T, heads, CHUNKS, D/4 + 1]  read   m, sum in the last vec4
@@ -10,7 +10,7 @@
 // chunk, of all where there are at most four: linear_fused.wgsl does the same. WORKGROUP is a multiple of 16, at least
 // D/4, at most 256. The order of the sums depends on the position alone.
 
-override WORKGROUP: u32 = 128;
+override WORKGROUP: u32 = 256;
 override HEADS: u32 = 1;
 override HEAD_DIM: u32 = 64;
 override CHUNKS: u32 = 1;
@@ -30,7 +30,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let quads = HEAD_DIM / 4u;
     let row = t * HEADS + workgroup.x;
     let first = row * CHUNKS * (quads + 1u);
-    let count = (step.x + t) / 128u + 1u;
+    let count = (step.x + t) / 64u + 1u;
     let shares = select(WORKGROUP / quads, 1u, count <= 4u);
     let share = thread / quads;
     let quad = thread % quads;

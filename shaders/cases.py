@@ -19,6 +19,7 @@ from .cases_linear import (
 from .cases_rows import glu_cases, norm_cases, quantize_cases
 from .cases_sampling import accept_cases, argmax_cases, sample_cases
 from .cases_split import attention_merge_cases, rope_attention_cases
+from .cases_subgroups import subgroup_cases
 from .cases_utility import read_bandwidth_cases
 
 _GROUPS = (
@@ -33,6 +34,7 @@ _GROUPS = (
     linear_float_cases,
     fused_cases,
     merge_cases,
+    subgroup_cases,
     rope_append_cases,
     attention_cases,
     rope_attention_cases,

@@ -63,7 +63,7 @@ _TUNED = ((64, 16), (128, 8), (64, 24), (256, 32), (64, 64))
 def merge_cases() -> Iterator[Case]:
     """The merge of attention before the product: one to four parts, with and without a norm, drafts across a chunk."""
     for kind in ("a8", "a16"):
-        for tokens, position in ((1, 0), (1, 127), (1, 128), (1, 300), (1, 511)):
+        for tokens, position in ((1, 0), (1, 63), (1, 64), (1, 150), (1, 255)):
             yield merge_case(f"merge_linear {kind} at {position}", kind, 3, 64, tokens, position)
         yield merge_case(f"merge_linear norm {kind}", kind, 2, 128, 1, 200, gain=True)
         yield merge_case(f"merge_linear few {kind}", kind, 2, 32, 3, 126, gain=True, few=True)

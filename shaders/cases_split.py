@@ -29,11 +29,11 @@ def merge(parts: np.ndarray) -> np.ndarray:
 
 
 def rope_attention_cases() -> Iterator[Case]:
-    """Every cache kind; positions around a chunk of 128 keys; drafts across its end; several query heads a kv head."""
+    """Every cache kind; positions around a chunk of 64 keys; drafts across its end; several query heads a kv head."""
     for kv in KV_KINDS:
         for heads, kv_heads, width, tokens, position in (
-            (2, 1, 16, 1, 0), (3, 3, 64, 1, 126), (9, 3, 64, 1, 127), (4, 2, 80, 1, 128), (8, 1, 128, 1, 300),
-            (9, 3, 64, 4, 126), (4, 1, 256, 8, 120), (5, 1, 32, 3, 5), (2, 1, 16, 2, 3),
+            (2, 1, 16, 1, 0), (3, 3, 64, 1, 62), (9, 3, 64, 1, 63), (4, 2, 80, 1, 64), (8, 1, 128, 1, 300),
+            (9, 3, 64, 4, 62), (4, 1, 256, 8, 120), (5, 1, 32, 3, 5), (2, 1, 16, 2, 3),
         ):  # fmt: skip
             title = f"rope_attention {kv} {heads}/{kv_heads}x{width} T{tokens} at {position}"
             yield rope_attention_case(title, kv, heads, kv_heads, width, tokens, position)
@@ -125,7 +125,7 @@ def _part(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np
 def attention_merge_cases() -> Iterator[Case]:
     """One chunk and several; tokens on both sides of a chunk's end; chunks beyond the last key hold NaN."""
     for heads, width, tokens, position in (
-        (2, 16, 1, 0), (3, 64, 1, 127), (2, 128, 1, 128), (3, 256, 2, 127), (9, 64, 3, 700),
+        (2, 16, 1, 0), (3, 64, 1, 63), (2, 128, 1, 64), (3, 256, 2, 255), (9, 64, 3, 700),
     ):  # fmt: skip
         yield merge_case(f"attention_merge {heads}x{width} T{tokens} at {position}", heads, width, tokens, position)
     yield merge_case("attention_merge 64 threads", 2, 16, 2, 700, tuned={"WORKGROUP": 64})

@@ -59,6 +59,10 @@ class Kernel:
     tuned: Mapping[str, list[int]]
     dispatch: tuple[Dim, ...]
     tolerance: str
+    #: Tuned constants that change no bit of a result, so that a device may be asked which value is the fastest.
+    timed: tuple[str, ...] = ()
+    #: Timed against the first kernel that fits; gives the same bits.
+    rival: bool = False
 
 
 @cache
@@ -109,6 +113,8 @@ def _kernel(entry: Mapping[str, Any]) -> Kernel:
         tuned=entry.get("tuned", {}),
         dispatch=tuple(entry["dispatch"]),
         tolerance=entry["tolerance"],
+        timed=tuple(entry.get("timed", ())),
+        rival=entry.get("rival", False),
     )
 
 
@@ -182,13 +188,25 @@ def override_values(kernel: Kernel, symbols: Mapping[str, Any]) -> dict[str, int
     return values
 
 
-def select(op: str, symbols: Mapping[str, Any], features: frozenset[str] = frozenset()) -> Kernel:
-    """First kernel for ``op`` that the symbols and the device's features allow.
+def fitting(op: str, symbols: Mapping[str, Any], features: frozenset[str] = frozenset()) -> Iterator[Kernel]:
+    """The kernels for ``op`` that the symbols and the device's features allow, in the order in which they are tried."""
+    for kernel in kernels():
+        if kernel.op == op and set(kernel.needs) <= features and _applies(kernel.when, symbols):
+            yield kernel
+
+
+def select(
+    op: str,
+    symbols: Mapping[str, Any],
+    features: frozenset[str] = frozenset(),
+    off: frozenset[str] = frozenset(),
+) -> Kernel:
+    """First kernel for ``op`` that the symbols and the device's features allow; none of those named ``off``.
 
     Raises ContractError if there is none.
     """
-    for kernel in kernels():
-        if kernel.op == op and set(kernel.needs) <= features and _applies(kernel.when, symbols):
+    for kernel in fitting(op, symbols, features):
+        if kernel.name not in off:
             return kernel
     raise ContractError("operation", f"no kernel for operation {op!r} with {dict(symbols)}; use a newer Tercet")
 

@@ -147,11 +147,11 @@ fn activate(g: vec4<f32>) -> vec4<f32> {
     return g / (1.0 + exp(min(-z, vec4<f32>(87.0))));
 }
 
-// Four dimensions of the attention of a token, from parts of 128 keys, in the order of attention_merge.wgsl.
+// Four dimensions of the attention of a token, from parts of 64 keys, in the order of attention_merge.wgsl.
 fn merged(token: u32, quad: u32) -> vec4<f32> {
     let quads = HEAD_DIM / 4u;
     let first = (token * HEADS + quad / quads) * CHUNKS * (quads + 1u);
-    let last = (step.x + token) / 128u;
+    let last = (step.x + token) / 64u;
     // All loads at once: what is beyond the last part repeats it and is not used.
     let at = vec4<u32>(first) + min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last)) * (quads + 1u);
     let own = at + quad % quads;

@@ -31,6 +31,8 @@ _BASE_LIMITS = {
     "max-compute-workgroups-per-dimension": 65535,
     "min-storage-buffer-offset-alignment": 256,
 }
+#: Features that kernels want where a device has them: wgpu's names and those of WebGPU, which kernels.json has.
+_FEATURES = {"subgroup": "subgroups"}
 _RAISED_LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size")
 
 
@@ -41,6 +43,7 @@ class Device:
         self.wgpu = device
         self.queue = device.queue
         self.limits: Mapping[str, int] = device.limits
+        self.features = frozenset(_FEATURES.get(name, name) for name in device.features)
         self.name = str(device.adapter.info["device"] or device.adapter.info["description"])
         #: Whether this is a program on the processor, such as lavapipe.
         self.software = device.adapter.info.get("adapter_type") == "CPU"
@@ -180,4 +183,5 @@ def shared_device() -> Device:
             "install a Vulkan driver, for instance Debian's mesa-vulkan-drivers",
         ) from error
     wanted = {name: adapter.limits[name] for name in _RAISED_LIMITS}
-    return Device(adapter.request_device_sync(label="tercet", required_limits=wanted))
+    features = [name for name in _FEATURES if name in adapter.features]
+    return Device(adapter.request_device_sync(label="tercet", required_limits=wanted, required_features=features))

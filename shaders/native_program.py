@@ -11,18 +11,22 @@ import numpy as np
 import wgpu
 
 from . import reference
-from .contract import INTEGER_ACTIVATIONS, ContractError, Kernel, document, op_spec, quotient_up, select, tuned_for
+from .contract import INTEGER_ACTIVATIONS, ContractError, Kernel, document, kernels, op_spec, quotient_up, tuned_for
 from .native_device import FIRST_STORAGE_BINDING, Device
 from .native_errors import DeviceUnsupported
 from .native_recorder import Dispatch
+from .native_tuning import Choices, Setting
 from .native_weights import Piece, WeightStore
 from .rewrite import rewrite
 from .symbols import Symbols, cache_symbols, constants, op_symbols, params_bytes, workgroups
 
 _SPARE_STRIDE = 256
 _SPARE_BYTES = 16 * _SPARE_STRIDE
-#: Fewest and most tokens of each kind of step, which has operations of its own: one token; many, of a prompt.
-STEP_KINDS = {"one": (1, 1), "many": (2, 65536)}
+#: Most tokens of a step that verifies drafts.
+MOST_VERIFIED: int = document()["constants"]["most_drafted"]
+#: Fewest and most tokens of each kind of step, which has operations of its own: one token; many, of a prompt; a few,
+#: that verify drafts and have as many rows of logits.
+STEP_KINDS = {"one": (1, 1), "many": (2, 65536), "few": (2, MOST_VERIFIED)}
 #: Up to so many keys a step may be rewritten in other ways than above it.
 SHORT_KEYS = min(rule["most_keys"] for rule in document()["rewrites"] if "most_keys" in rule)
 
@@ -38,6 +42,10 @@ class Launch:
     params: wgpu.GPUBuffer
     grids: dict[tuple[int, int, int], tuple[int, int, int]] = field(default_factory=dict)
 
+    def constants(self) -> Mapping[str, int | float]:
+        """What the pipeline was made with."""
+        return constants(self.kernel, self.symbols)
+
     def grid(self, lead: int, rows: int, keys: int) -> tuple[int, int, int]:
         """Workgroups for ``lead`` rows of output, R ``rows`` and tokens that see at most ``keys`` keys."""
         known = (lead, rows, keys)
@@ -49,13 +57,15 @@ class Launch:
 class Buffers:
     """Everything on the GPU but weights: values, KV caches, tables, and what a step reads and writes.
 
-    tokens and rows: the most that T and R will be.
+    tokens: the most that T will be, but in a step that verifies drafts. verified: the most of such a step, 1 where
+    there is none; there is room for the logits of as many rows.
     """
 
     def __init__(
-        self, device: Device, program: Mapping[str, Any], kv: str, capacity: int, tokens: int, rows: int, limit: int
+        self, device: Device, program: Mapping[str, Any], kv: str, capacity: int, tokens: int, verified: int, limit: int
     ):
         self._device, self._limit = device, limit
+        tokens = max(tokens, verified)
         vocabulary = program["values"][program["greedy"][0]["logits"]]["shape"][1]
         self.caches = {name: self._cache(name, spec, kv, capacity) for name, spec in program["caches"].items()}
         self.tables = {name: self._table(name, spec, capacity) for name, spec in program["tables"].items()}
@@ -65,14 +75,17 @@ class Buffers:
             "@ring": self._storage(4 * document()["constants"]["ring"], "ring", ""),
             "@seen": self._storage(4 * quotient_up(vocabulary, 32), "seen", ""),
             "@sampling": self._storage(4 * 8, "sampling", ""),
-            "@picks": self._storage(picks_bytes(vocabulary), "picks", ""),
-            "@parts": self._storage(parts_bytes(program, capacity), "attention parts", "choose a smaller context"),
+            "@picks": self._storage(picks_bytes(vocabulary, verified), "picks", ""),
+            **{name: self._storage(size, name[1:], "") for name, size in weights_bytes(vocabulary, verified).items()},
+            "@parts": self._storage(
+                parts_bytes(program, capacity, verified), "attention parts", "choose a smaller context"
+            ),
         }
         self.spares = {kind: device.storage(_SPARE_BYTES, f"spare to {kind}") for kind in ("read", "write")}
         self._program = program
         self._tokens = tokens
         self.values: dict[str, dict[str, wgpu.GPUBuffer]] = {}
-        self.make_values(rows)
+        self.make_values(verified)
 
     def make_values(self, rows: int) -> None:
         """Buffers of the values; for those of R rows anew, with room for ``rows``."""
@@ -127,8 +140,10 @@ class Buffers:
 class Operation:
     """One operation of a step. Its kernels are chosen, and bound, at the first step that wants them."""
 
-    def __init__(self, op: Mapping[str, Any], program: Mapping[str, Any], store: WeightStore, known: Symbols):
-        self.op = op
+    def __init__(
+        self, op: Mapping[str, Any], program: Mapping[str, Any], store: WeightStore, known: Symbols, choices: Choices
+    ):
+        self.op, self._choices = op, choices
         #: ``T`` or ``R``: what the operation's output has rows of.
         self.lead = program["values"][op["out"]]["shape"][0] if "out" in op else "R" if "logits" in op else "T"
         self._store = store
@@ -145,16 +160,24 @@ class Operation:
     def launches(self, device: Device, buffers: Buffers, lead: int) -> list[Launch]:
         """The kernels for ``lead`` rows of output, one for each piece of the weight."""
         if lead not in self._chosen:
-            pieces: list[Piece | None] = [*self._store.pieces[self.op["w"]]] if "w" in self.op else [None]
-            symbols = self.symbols()
-            kernel = select(self.op["op"], symbols[0] | {"T": lead})
+            kernel, tuned = self._choices.choose(self.op["op"], self.symbols()[0] | {"T": lead})
             if kernel.name not in self._launches:
-                self._launches[kernel.name] = [
-                    self._bind(device, buffers, kernel, known, piece)
-                    for known, piece in zip(symbols, pieces, strict=True)
-                ]
+                self._launches[kernel.name] = self._bound(device, buffers, kernel, tuned)
             self._chosen[lead] = self._launches[kernel.name]
         return self._chosen[lead]
+
+    def launches_with(self, device: Device, buffers: Buffers, setting: Setting) -> list[Launch]:
+        """The same for one row of output with what is tried; who tries it frees the ``params`` of the launches."""
+        kernel = next(one for one in kernels() if one.name == setting.kernel)
+        return self._bound(device, buffers, kernel, setting.tuned)
+
+    def _bound(self, device: Device, buffers: Buffers, kernel: Kernel, tuned: Mapping[str, int]) -> list[Launch]:
+        pieces: list[Piece | None] = [*self._store.pieces[self.op["w"]]] if "w" in self.op else [None]
+        defaults = tuned_for(kernel, software=True) if device.software else {}
+        return [
+            self._bind(device, buffers, kernel, {**known, **defaults, **tuned}, piece)
+            for known, piece in zip(self.symbols(), pieces, strict=True)
+        ]
 
     def forget(self) -> None:
         """Drop the bind groups: a buffer that they name has been replaced."""
@@ -164,8 +187,6 @@ class Operation:
         self._chosen.clear()
 
     def _bind(self, device: Device, buffers: Buffers, kernel: Kernel, symbols: Symbols, piece: Piece | None) -> Launch:
-        if device.software:
-            symbols = symbols | tuned_for(kernel, software=True)
         storage = []
         for index, binding in enumerate(kernel.bindings, FIRST_STORAGE_BINDING):
             buffer = self._source(buffers, binding.source, piece)
@@ -201,20 +222,30 @@ class GpuProgram:
     """All sections of a program, for each kind of step, ready to be encoded."""
 
     def __init__(
-        self, device: Device, program: Mapping[str, Any], store: WeightStore, buffers: Buffers, kv: str, capacity: int
+        self,
+        device: Device,
+        program: Mapping[str, Any],
+        store: WeightStore,
+        buffers: Buffers,
+        kv: str,
+        capacity: int,
+        choices: Choices | None = None,
     ):
-        self._device, self.buffers, self._program, self._store = device, buffers, program, store
+        self.device, self.buffers, self._program, self._store = device, buffers, program, store
+        self.choices = choices or Choices()
         self._kv, self._capacity = kv, capacity
         self._sections: dict[tuple[str, bool, str], list[Operation]] = {}
         self._plain: dict[tuple[str, int], Operation] = {}
         self._steps: dict[tuple, list[Dispatch]] = {}
 
-    def dispatches(self, sections: Sequence[str], tokens: int, rows: int, keys: int) -> list[Dispatch]:
+    def dispatches(
+        self, sections: Sequence[str], tokens: int, rows: int, keys: int, verifies: bool = False
+    ) -> list[Dispatch]:
         """(launch, workgroups) of a step of these sections, made once for each size.
 
-        keys: at least as many as its last token sees.
+        keys: at least as many as its last token sees. verifies: whether it verifies drafts.
         """
-        kind = "one" if tokens == 1 else "many"
+        kind = "one" if tokens == 1 else "few" if verifies else "many"
         rounded = self._key_count(keys)
         known = (*sections, kind, tokens, rows, rounded)
         if known not in self._steps:
@@ -223,9 +254,16 @@ class GpuProgram:
                 for section in sections
                 for operation in self._operations(kind, rounded > SHORT_KEYS, section)
                 for lead in [tokens if operation.lead == "T" else rows]
-                for launch in operation.launches(self._device, self.buffers, lead)
+                for launch in operation.launches(self.device, self.buffers, lead)
             ]
         return self._steps[known]
+
+    def decode_operations(self) -> list[list[Operation]]:
+        """Those of a decode step that may run again and again, of steps with few keys and of all others."""
+        return [
+            [one for section in ("body", "logits") for one in self._operations("one", is_long, section)]
+            for is_long in (False, *([True] if self._capacity > SHORT_KEYS else []))
+        ]
 
     def one_operation(self, section: str, index: int, tokens: int, rows: int) -> list[Dispatch]:
         """(launch, workgroups) of one operation as the program has it."""
@@ -234,7 +272,7 @@ class GpuProgram:
             self._plain[place] = self._operation(self._program[section][index])
         operation = self._plain[place]
         lead = tokens if operation.lead == "T" else rows
-        launches = operation.launches(self._device, self.buffers, lead)
+        launches = operation.launches(self.device, self.buffers, lead)
         return [(launch, launch.grid(lead, rows, self._capacity)) for launch in launches]
 
     def _key_count(self, keys: int) -> int:
@@ -248,20 +286,30 @@ class GpuProgram:
             later = self._program["logits"] if section == "body" else []
             keys = self._capacity if is_long else SHORT_KEYS
             runs = partial(self._runs, kind=kind)
-            ops = rewrite(self._program[section], later, runs, self._device.software, keys)
-            self._sections[known] = [self._operation(op) for op in ops]
+            ops = rewrite(self._program[section], later, runs, self.device.software, keys)
+            self._sections[known] = [self._operation(op, kind) for op in ops]
         return self._sections[known]
 
-    def _operation(self, op: Mapping[str, Any]) -> Operation:
+    def can_verify(self) -> bool:
+        """Whether kernels run the program for all numbers of tokens of a step that verifies drafts."""
+        return all(
+            self._runs(operation.op, "few")
+            for is_long in {False, self._capacity > SHORT_KEYS}
+            for section in ("body", "logits", "greedy", "random")
+            for operation in self._operations("few", is_long, section)
+        )
+
+    def _operation(self, op: Mapping[str, Any], kind: str = "one") -> Operation:
         known = op_symbols(op, self._program["values"], self._kv, self._capacity)
-        return Operation(op, self._program, self._store, known | {"software": int(self._device.software)})
+        known |= {"software": int(self.device.software), "few": int(kind == "few")}
+        return Operation(op, self._program, self._store, known, self.choices)
 
     def _runs(self, op: Mapping[str, Any], kind: str) -> bool:
         """Whether kernels run an operation for all numbers of tokens of a kind of step."""
-        operation = self._operation(op)
+        operation = self._operation(op, kind)
         try:
-            for lead in set(STEP_KINDS[kind] if operation.lead == "T" else STEP_KINDS["one"]):
-                select(op["op"], operation.symbols()[0] | {"T": lead})
+            for lead in _leads(kind, operation.lead):
+                self.choices.first(op["op"], operation.symbols()[0] | {"T": lead})
         except ContractError:
             return False
         return True
@@ -284,15 +332,33 @@ class GpuProgram:
         self.buffers.close()
 
 
-def picks_bytes(vocabulary: int) -> int:
-    """Bytes of what ``pick`` and ``draw`` leave for ``accept``: a key and an id a part. No drafts are verified here."""
-    made = [op for rule in document()["rewrites"] for op in rule["into"] if "part" in op]
-    parts = [quotient_up(vocabulary, op["part"]) for op in made]
-    return 8 * max(parts)
+def _leads(kind: str, lead: str) -> Sequence[int]:
+    """Numbers of rows of output, ``T`` or ``R``, that decide whether kernels run a kind of step."""
+    least, most = STEP_KINDS[kind if lead == "T" or kind == "few" else "one"]
+    return range(least, most + 1) if kind == "few" else (least, most)
 
 
-def parts_bytes(program: Mapping[str, Any], capacity: int) -> int:
-    """Bytes of what ``rope_attention`` leaves of a token for ``attention_merge``, over all layers the most."""
-    chunks = quotient_up(capacity, document()["constants"]["key_chunk"])
+def picks_bytes(vocabulary: int, rows: int) -> int:
+    """Bytes of what ``pick`` and ``draw`` leave for ``accept``: a key and an id a part and row of logits."""
+    return 8 * rows * max(quotient_up(vocabulary, part) for part in _part_sizes())
+
+
+def weights_bytes(vocabulary: int, rows: int) -> dict[str, int]:
+    """Bytes of what ``weigh`` leaves of rows for ``draw``: 256 sums of two words a part, and a key a logit."""
+    counts = [(quotient_up(vocabulary, part), part) for part in _part_sizes()]
+    return {
+        "@bins": rows * max(4 * 256 * 2 * parts for parts, _ in counts),
+        "@keys": rows * max(4 * parts * part for parts, part in counts),
+    }
+
+
+def _part_sizes() -> list[int]:
+    """Logits of a part, of each operation that has parts of them."""
+    return [op["part"] for rule in document()["rewrites"] for op in rule["into"] if "part" in op]
+
+
+def parts_bytes(program: Mapping[str, Any], capacity: int, tokens: int) -> int:
+    """Bytes of what ``rope_attention`` leaves of tokens for ``attention_merge``, over all layers the most."""
+    chunks = tokens * quotient_up(capacity, document()["constants"]["key_chunk"])
     sizes = [16 * chunks * op["heads"] * (op["head_dim"] // 4 + 1) for op in program["body"] if op["op"] == "attention"]
     return max(sizes, default=0)

@@ -1,8 +1,8 @@
 // rope_attention: rotary embedding, cache append and attention of up to eight tokens, split over the context: each
-// workgroup takes 128 keys of one kv head for all query heads that share it. attention_merge joins the parts.
+// workgroup takes CHUNK keys of one kv head and token for all query heads that share it. attention_merge joins the parts.
 //
 //   q, k rotated and k, v appended as in rope_append.wgsl (rows position .. position + T - 1)
-//   keys j of chunk c: 128 c .. min(128 c + 127, position + t)
+//   keys j of chunk c: CHUNK c .. min(CHUNK (c + 1) - 1, position + t)
 //   s[j] = scale * sum over D of q[t, h, i] * k[j, g, i],  m = max s,  p[j] = exp(s[j] - m)
 //   parts[t, h, c] = (sum of p[j] v[j, g, i] for i < D,  m,  sum of p[j])
 //
@@ -12,18 +12,19 @@
 // k_scale  f32 [S, kv_heads]                      read_write  q8 only
 // v_cache  vec4<u32> [S, kv_heads, KV_WORDS/4]    read_write
 // v_scale  f32 [S, kv_heads]                      read_write  q8 only
-// parts    vec4<f32> [T, heads, CHUNKS, D/4 + 1]  read_write  chunks 0 .. (position + t) / 128; m, sum in the last vec4
+// parts    vec4<f32> [T, heads, CHUNKS, D/4 + 1]  read_write  chunks 0 .. (position + t) / CHUNK; m, sum in the last vec4
 //
-// One workgroup a kv head (along x) and chunk (y); those beyond the last key end at once. The new keys are appended by the
-// workgroup whose chunk they lie in, and read there after a barrier; no other one looks at them. A part depends on its
-// keys and its token alone, whatever T is. D is a multiple of 16, at most 256; at most eight query heads a kv head, with
-// together at most 1024 dimensions. WORKGROUP is 128: a thread a key.
+// One workgroup a kv head (along x), chunk (y) and token (z); those beyond the token's last key end at once. The keys of
+// the step are appended by every workgroup that reads them, all with the same bytes, and read there after a barrier. A
+// part depends on its keys and its token alone, whatever T is. D is a multiple of 16, at most 256; at most eight query
+// heads a kv head, with together at most 1024 dimensions. WORKGROUP is 256: WORKGROUP / CHUNK threads a key.
 
 const KV_F16: u32 = 1u;
 const KV_Q8: u32 = 2u;
 const LOWEST: f32 = -3.0e38;
 
-override WORKGROUP: u32 = 128;
+override WORKGROUP: u32 = 256;
+const CHUNK: u32 = 64u;
 override KV: u32 = 1;
 override HEADS: u32 = 1;
 override KV_HEADS: u32 = 1;
@@ -40,14 +41,15 @@ override SCALE: f32 = 1.0;
 @group(0) @binding(7) var<storage, read_write> v_scale: array<f32>;
 @group(0) @binding(8) var<storage, read_write> parts: array<vec4<f32>>;
 
-// First half: [query head of the group, D/4]; second half: a key and a value head that are appended, as floats. After the
-// scores all of it: the shares of the mixed values, a vec4 for each of four heads a thread.
-var<workgroup> query: array<vec4<f32>, 512>;
-// Of each key, for four heads: the scores, then exp(score - max).
-var<workgroup> scores: array<vec4<f32>, 128>;
-var<workgroup> maxima: array<vec4<f32>, 8>;
-// Sums of exp(score - max) of the shares.
-var<workgroup> weights: array<vec4<f32>, 128>;
+// [query head of the group, D/4]
+var<workgroup> query: array<vec4<f32>, 256>;
+// Shares of a thread: first of the scores of four heads, then of the mixed values of two heads at a time.
+var<workgroup> shared_sums: array<vec4<f32>, 512>;
+// Of each key, for four heads: the scores, and exp(score - max).
+var<workgroup> scores: array<vec4<f32>, 64>;
+var<workgroup> weights: array<vec4<f32>, 64>;
+// First a key and a value head that are appended, as floats, q8 only; then the sums of exp(score - max) of the shares.
+var<workgroup> fresh: array<vec4<f32>, 128>;
 
 fn signed_bytes(word: u32) -> vec4<f32> {
     return vec4<f32>(vec4<i32>(bitcast<i32>(word << 24u), bitcast<i32>(word << 16u),
@@ -107,73 +109,87 @@ fn pack_halves(v: vec4<f32>) -> vec2<u32> {
     return vec2<u32>(pack2x16float(c.xy), pack2x16float(c.zw));
 }
 
-// vec4 `i` of the head that lies in `query` from `first` on.
-fn cache_vector(first: u32, i: u32, to_integer: f32) -> vec4<u32> {
-    let at = first + i * vector_quads();
-    if (KV == KV_Q8) {
-        return vec4<u32>(pack_quad(query[at], to_integer), pack_quad(query[at + 1u], to_integer),
-                         pack_quad(query[at + 2u], to_integer), pack_quad(query[at + 3u], to_integer));
-    } else if (KV == KV_F16) {
-        return vec4<u32>(pack_halves(query[at]), pack_halves(query[at + 1u]));
+// vec4 `i` of a key (rotated) or value head of x that begins at `first`.
+fn cache_vector(first: u32, row: u32, is_key: bool, i: u32) -> vec4<u32> {
+    let at = i * vector_quads();
+    if (KV == KV_F16) {
+        return vec4<u32>(pack_halves(fresh_quad(first, row, is_key, at)),
+                         pack_halves(fresh_quad(first, row, is_key, at + 1u)));
     }
-    return bitcast<vec4<u32>>(query[at]);
+    return bitcast<vec4<u32>>(fresh_quad(first, row, is_key, at));
 }
 
-// Bits of the largest |value| of the head in `query` from `first` on, where NaN is above infinity.
+fn fresh_quad(first: u32, row: u32, is_key: bool, quad: u32) -> vec4<f32> {
+    if (is_key) {
+        return rotated_quad(first, row, quad);
+    }
+    return plain_quad(first, quad);
+}
+
+// Bits of the largest |value| of the head in `fresh` from `first` on, where NaN is above infinity.
 fn largest_bits(first: u32) -> u32 {
     var all = 0u;
     for (var i = 0u; i < HEAD_DIM / 4u; i++) {
-        let bits = bitcast<vec4<u32>>(query[first + i]) & vec4<u32>(0x7fffffffu);
+        let bits = bitcast<vec4<u32>>(fresh[first + i]) & vec4<u32>(0x7fffffffu);
         all = max(all, max(max(bits.x, bits.y), max(bits.z, bits.w)));
     }
     return all;
 }
 
+// Vec4 `i` of the head in `fresh` from `first` on, as integers; its scale is written too.
+fn quantized_vector(first: u32, slot: u32, is_key: bool, i: u32) -> vec4<u32> {
+    let bits = largest_bits(first);
+    let largest = bitcast<f32>(bits);
+    var to_integer = 0.0;
+    var scale = 0.0;
+    if (bits != 0u) {
+        to_integer = 127.0 / largest;
+        // An infinity or NaN stays in the scale, so that it cannot get lost.
+        scale = select(largest / 127.0, largest, bits >= 0x7f800000u);
+    }
+    if (i == 0u) {
+        if (is_key) {
+            k_scale[slot] = scale;
+        } else {
+            v_scale[slot] = scale;
+        }
+    }
+    let at = first + 4u * i;
+    return vec4<u32>(pack_quad(fresh[at], to_integer), pack_quad(fresh[at + 1u], to_integer),
+                     pack_quad(fresh[at + 2u], to_integer), pack_quad(fresh[at + 3u], to_integer));
+}
+
 // Append the key and the value of token t: the first half of the threads the key, the others the value.
 fn append(t: u32, row: u32, kv_head: u32, thread: u32) {
-    let quads = HEAD_DIM / 4u;
     let is_key = thread < WORKGROUP / 2u;
     let own = thread % (WORKGROUP / 2u);
     let head = HEADS + kv_head + select(KV_HEADS, 0u, is_key);
     let first = (t * (HEADS + 2u * KV_HEADS) + head) * HEAD_DIM;
-    let place = 256u + select(quads, 0u, is_key);
-    workgroupBarrier();
-    if (own < quads) {
-        if (is_key) {
-            query[place + own] = rotated_quad(first, row, own);
-        } else {
-            query[place + own] = plain_quad(first, own);
-        }
-    }
-    workgroupBarrier();
-    let vectors = row_vectors();
-    if (own >= vectors) {
-        return;
-    }
-    var to_integer = 0.0;
     let slot = row * KV_HEADS + kv_head;
+    let vectors = row_vectors();
     if (KV == KV_Q8) {
-        let bits = largest_bits(place);
-        let largest = bitcast<f32>(bits);
-        var scale = 0.0;
-        if (bits != 0u) {
-            to_integer = 127.0 / largest;
-            // An infinity or NaN stays in the scale, so that it cannot get lost.
-            scale = select(largest / 127.0, largest, bits >= 0x7f800000u);
+        let quads = HEAD_DIM / 4u;
+        let place = select(quads, 0u, is_key);
+        workgroupBarrier();
+        if (own < quads) {
+            fresh[place + own] = fresh_quad(first, row, is_key, own);
         }
-        if (own == 0u) {
+        workgroupBarrier();
+        if (own < vectors) {
+            let packed = quantized_vector(place, slot, is_key, own);
             if (is_key) {
-                k_scale[slot] = scale;
+                k_cache[slot * vectors + own] = packed;
             } else {
-                v_scale[slot] = scale;
+                v_cache[slot * vectors + own] = packed;
             }
         }
-    }
-    let packed = cache_vector(place, own, to_integer);
-    if (is_key) {
-        k_cache[slot * vectors + own] = packed;
-    } else {
-        v_cache[slot * vectors + own] = packed;
+    } else if (own < vectors) {
+        let packed = cache_vector(first, row, is_key, own);
+        if (is_key) {
+            k_cache[slot * vectors + own] = packed;
+        } else {
+            v_cache[slot * vectors + own] = packed;
+        }
     }
 }
 
@@ -194,61 +210,82 @@ fn key_dots(v: vec4<u32>, heads: vec4<u32>, i: u32) -> vec4<f32> {
     return sums;
 }
 
-// Scores of one key for four query heads from `first` on, of which the last may repeat.
-fn score(slot: u32, first: u32) -> vec4<f32> {
-    let quads = HEAD_DIM / 4u;
-    let vectors = row_vectors();
-    let heads = min(vec4<u32>(first) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(HEADS / KV_HEADS - 1u)) * quads;
-    var sums = vec4<f32>(0.0);
-    // Eight loads in flight.
-    for (var i = 0u; i < vectors; i += 8u) {
-        let last = vectors - 1u;
-        let at = slot * vectors;
-        let v0 = k_cache[at + i];
-        let v1 = k_cache[at + min(i + 1u, last)];
-        let v2 = k_cache[at + min(i + 2u, last)];
-        let v3 = k_cache[at + min(i + 3u, last)];
-        let v4 = k_cache[at + min(i + 4u, last)];
-        let v5 = k_cache[at + min(i + 5u, last)];
-        let v6 = k_cache[at + min(i + 6u, last)];
-        let v7 = k_cache[at + min(i + 7u, last)];
-        sums += key_dots(v0, heads, i);
-        if (i + 1u < vectors) {
-            sums += key_dots(v1, heads, i + 1u);
-        }
-        if (i + 2u < vectors) {
-            sums += key_dots(v2, heads, i + 2u);
-        }
-        if (i + 3u < vectors) {
-            sums += key_dots(v3, heads, i + 3u);
-        }
-        if (i + 4u < vectors) {
-            sums += key_dots(v4, heads, i + 4u);
-        }
-        if (i + 5u < vectors) {
-            sums += key_dots(v5, heads, i + 5u);
-        }
-        if (i + 6u < vectors) {
-            sums += key_dots(v6, heads, i + 6u);
-        }
-        if (i + 7u < vectors) {
-            sums += key_dots(v7, heads, i + 7u);
-        }
-    }
-    if (KV == KV_Q8) {
-        return sums * (SCALE * k_scale[slot]);
-    }
-    return sums * SCALE;
+// Four vec4s of a row of a cache.
+struct Four {
+    a: vec4<u32>,
+    b: vec4<u32>,
+    c: vec4<u32>,
+    d: vec4<u32>,
 }
 
-// A quad of dimensions of a value.
-fn value_of(slot: u32, quad: u32) -> vec4<f32> {
-    let v = v_cache[slot * row_vectors() + quad / vector_quads()];
-    let own = quad_of(v, quad % vector_quads());
+// Those that a thread of a key takes: every LANES-th from `i` on, in place of those beyond the last that one.
+fn load_key(slot: u32, i: u32) -> Four {
+    let lanes = WORKGROUP / CHUNK;
+    let at = slot * row_vectors();
+    let all = min(vec4<u32>(i) + vec4<u32>(0u, 1u, 2u, 3u) * lanes, vec4<u32>(row_vectors() - 1u)) + at;
+    return Four(k_cache[all.x], k_cache[all.y], k_cache[all.z], k_cache[all.w]);
+}
+
+// Adds what they give with four queries, which begin at `heads`.
+fn add_key(old: vec4<f32>, v: Four, heads: vec4<u32>, i: u32) -> vec4<f32> {
+    let lanes = WORKGROUP / CHUNK;
+    let vectors = row_vectors();
+    var sums = old;
+    if (i < vectors) {
+        sums += key_dots(v.a, heads, i);
+    }
+    if (i + lanes < vectors) {
+        sums += key_dots(v.b, heads, i + lanes);
+    }
+    if (i + 2u * lanes < vectors) {
+        sums += key_dots(v.c, heads, i + 2u * lanes);
+    }
+    if (i + 3u * lanes < vectors) {
+        sums += key_dots(v.d, heads, i + 3u * lanes);
+    }
+    return sums;
+}
+
+// The bits of a quad of a value, in its first components.
+fn load_value(slot: u32, quad: u32) -> vec4<u32> {
+    let at = slot * row_vectors() + quad / vector_quads();
     if (KV == KV_Q8) {
-        return own * v_scale[slot];
+        return vec4<u32>(v_cache[at][quad & 3u], bitcast<u32>(v_scale[slot]), 0u, 0u);
+    } else if (KV == KV_F16) {
+        let v = v_cache[at];
+        return vec4<u32>(select(v.xy, v.zw, (quad & 1u) == 1u), 0u, 0u);
+    }
+    return v_cache[at];
+}
+
+fn value_quad(bits: vec4<u32>) -> vec4<f32> {
+    let own = quad_of(bits, 0u);
+    if (KV == KV_Q8) {
+        return own * bitcast<f32>(bits.y);
     }
     return own;
+}
+
+// Eight loaded values, of the keys first, first + shares and so on.
+struct Values {
+    a: vec4<u32>,
+    b: vec4<u32>,
+    c: vec4<u32>,
+    d: vec4<u32>,
+    e: vec4<u32>,
+    f: vec4<u32>,
+    g: vec4<u32>,
+    h: vec4<u32>,
+}
+
+// Of keys beyond the last that one.
+fn load_values(start: u32, kv_head: u32, first: u32, shares: u32, keys: u32, quad: u32) -> Values {
+    let near = vec4<u32>(first) + vec4<u32>(0u, 1u, 2u, 3u) * shares;
+    let far = near + 4u * shares;
+    let s = (start + min(near, vec4<u32>(keys - 1u))) * KV_HEADS + kv_head;
+    let t = (start + min(far, vec4<u32>(keys - 1u))) * KV_HEADS + kv_head;
+    return Values(load_value(s.x, quad), load_value(s.y, quad), load_value(s.z, quad), load_value(s.w, quad),
+                  load_value(t.x, quad), load_value(t.y, quad), load_value(t.z, quad), load_value(t.w, quad));
 }
 
 // Sums of four heads: a quad of the mixed values each, and of the weights.
@@ -261,29 +298,50 @@ struct Mixed {
 }
 
 // Adds a key's value, weighted, if it counts.
-fn mix(old: Mixed, v: vec4<f32>, key: u32, counts: bool) -> Mixed {
-    let p = select(vec4<f32>(0.0), scores[key], counts);
+fn mix(old: Mixed, bits: vec4<u32>, key: u32, keys: u32) -> Mixed {
+    let v = value_quad(bits);
+    let p = select(vec4<f32>(0.0), weights[min(key, CHUNK - 1u)], key < keys);
     return Mixed(fma(vec4<f32>(p.x), v, old.h0), fma(vec4<f32>(p.y), v, old.h1),
                  fma(vec4<f32>(p.z), v, old.h2), fma(vec4<f32>(p.w), v, old.h3), old.weight + p);
 }
 
-// The largest score of each of four heads; every thread gets it.
-fn largest_score(thread: u32, own: vec4<f32>) -> vec4<f32> {
-    scores[thread] = own;
-    workgroupBarrier();
-    var largest = scores[thread & 112u];
-    for (var i = 1u; i < 16u; i++) {
-        largest = max(largest, scores[(thread & 112u) + i]);
+fn mix_values(old: Mixed, v: Values, first: u32, shares: u32, keys: u32) -> Mixed {
+    var m = mix(old, v.a, first, keys);
+    m = mix(m, v.b, first + shares, keys);
+    m = mix(m, v.c, first + 2u * shares, keys);
+    m = mix(m, v.d, first + 3u * shares, keys);
+    m = mix(m, v.e, first + 4u * shares, keys);
+    m = mix(m, v.f, first + 5u * shares, keys);
+    m = mix(m, v.g, first + 6u * shares, keys);
+    return mix(m, v.h, first + 7u * shares, keys);
+}
+
+// The score of a key from the shares of its threads.
+fn score_of(key: u32, slot: u32) -> vec4<f32> {
+    let lanes = WORKGROUP / CHUNK;
+    var sum = shared_sums[key * lanes];
+    for (var i = 1u; i < lanes; i++) {
+        sum += shared_sums[key * lanes + i];
     }
-    if ((thread & 15u) == 0u) {
-        maxima[thread >> 4u] = largest;
+    if (KV == KV_Q8) {
+        return sum * (SCALE * k_scale[slot]);
     }
-    workgroupBarrier();
-    largest = maxima[0];
-    for (var i = 1u; i < 8u; i++) {
-        largest = max(largest, maxima[i]);
+    return sum * SCALE;
+}
+
+fn largest_score() -> vec4<f32> {
+    // Four chains, which overlap.
+    var a = scores[0];
+    var b = scores[1];
+    var c = scores[2];
+    var d = scores[3];
+    for (var i = 4u; i < CHUNK; i += 4u) {
+        a = max(a, scores[i]);
+        b = max(b, scores[i + 1u]);
+        c = max(c, scores[i + 2u]);
+        d = max(d, scores[i + 3u]);
     }
-    return largest;
+    return max(max(a, b), max(c, d));
 }
 
 fn load_queries(t: u32, row: u32, kv_head: u32, thread: u32) {
@@ -295,104 +353,114 @@ fn load_queries(t: u32, row: u32, kv_head: u32, thread: u32) {
     }
 }
 
+// Adds the shares of the mixed values of heads h and h + 1 of `count`, and writes them to the parts from `part` on.
+fn write_parts(a: vec4<f32>, b: vec4<f32>, h: u32, part: u32, count: u32, thread: u32) {
+    let quads = HEAD_DIM / 4u;
+    let shares = WORKGROUP / quads;
+    shared_sums[thread] = a;
+    shared_sums[256u + thread] = b;
+    workgroupBarrier();
+    let own = h + thread / quads;
+    if (thread < 2u * quads && own < count) {
+        let first = 256u * (thread / quads) + thread % quads;
+        var all = shared_sums[first];
+        for (var s = 1u; s < shares; s++) {
+            all += shared_sums[first + s * quads];
+        }
+        parts[part + own * CHUNKS * (quads + 1u) + thread % quads] = all;
+    }
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let kv_head = workgroup.x;
     let chunk = workgroup.y;
+    let t = workgroup.z;
     let position = step.x;
-    let tokens = step.y;
-    let start = chunk * 128u;
-    if (start >= position + tokens) {
+    let row = position + t;
+    let start = chunk * CHUNK;
+    if (start > row) {
         return;
     }
+    let keys = min(CHUNK, row + 1u - start);
     let group_heads = HEADS / KV_HEADS;
     let quads = HEAD_DIM / 4u;
+    let lanes = WORKGROUP / CHUNK;
     let shares = WORKGROUP / quads;
     let share = thread / quads;
     let quad = thread % quads;
+    let lane = thread % lanes;
+    let key = start + min(thread / lanes, keys - 1u);
+    let slot = key * KV_HEADS + kv_head;
 
-    // With the first token's heads, whose loads then overlap.
-    load_queries(0u, position, kv_head, thread);
-    for (var t = 0u; t < tokens; t++) {
-        let row = position + t;
-        if (row / 128u == chunk) {
-            append(t, row, kv_head, thread);
+    // Old keys are on their way while the new ones are made. A thread beyond the last key takes that one, and its score
+    // counts for nothing.
+    var k = load_key(slot, lane);
+    load_queries(t, row, kv_head, thread);
+    for (var i = 0u; i <= t; i++) {
+        if ((position + i) / CHUNK == chunk) {
+            append(i, position + i, kv_head, thread);
         }
     }
     storageBarrier();
     workgroupBarrier();
+    if (key >= position) {
+        k = load_key(slot, lane);
+    }
 
-    for (var t = 0u; t < tokens; t++) {
-        let row = position + t;
-        if (start > row) {
-            continue;
+    for (var first = 0u; first < group_heads; first += 4u) {
+        if (first > 0u) {
+            k = load_key(slot, lane);
         }
-        let keys = min(128u, row + 1u - start);
-        let key = start + min(thread, keys - 1u);
-        for (var first = 0u; first < group_heads; first += 4u) {
-            if (t > 0u || first > 0u) {
-                workgroupBarrier();
-                load_queries(t, row, kv_head, thread);
-                workgroupBarrier();
+        let v = load_values(start, kv_head, share, shares, keys, quad);
+        // The last head may repeat.
+        let heads = min(vec4<u32>(first) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(group_heads - 1u)) * quads;
+        var own = add_key(vec4<f32>(0.0), k, heads, lane);
+        for (var i = lane + 4u * lanes; i < row_vectors(); i += 4u * lanes) {
+            own = add_key(own, load_key(slot, i), heads, i);
+        }
+        shared_sums[thread] = own;
+        workgroupBarrier();
+        var score = vec4<f32>(LOWEST);
+        if (thread < CHUNK) {
+            if (thread < keys) {
+                score = score_of(thread, (start + thread) * KV_HEADS + kv_head);
             }
-            // A thread beyond the last key scores that one, and its score counts for nothing.
-            let own = select(vec4<f32>(LOWEST), score(key * KV_HEADS + kv_head, first), thread < keys);
-            let largest = largest_score(thread, own);
-            scores[thread] = select(vec4<f32>(0.0), exp(own - largest), thread < keys);
-            workgroupBarrier();
+            scores[thread] = score;
+        }
+        workgroupBarrier();
+        let largest = largest_score();
+        if (thread < CHUNK) {
+            weights[thread] = select(vec4<f32>(0.0), exp(score - largest), thread < keys);
+        }
+        workgroupBarrier();
 
-            // A thread takes a quad of dimensions of every `shares`-th key, eight loads in flight.
-            var mixed = Mixed();
-            if (share < shares) {
-                for (var j = share; j < keys; j += 8u * shares) {
-                    let at = vec4<u32>(j) + vec4<u32>(0u, 1u, 2u, 3u) * shares;
-                    let more = at + 4u * shares;
-                    let slots = (start + min(at, vec4<u32>(keys - 1u))) * KV_HEADS + kv_head;
-                    let others = (start + min(more, vec4<u32>(keys - 1u))) * KV_HEADS + kv_head;
-                    let v0 = value_of(slots.x, quad);
-                    let v1 = value_of(slots.y, quad);
-                    let v2 = value_of(slots.z, quad);
-                    let v3 = value_of(slots.w, quad);
-                    let v4 = value_of(others.x, quad);
-                    let v5 = value_of(others.y, quad);
-                    let v6 = value_of(others.z, quad);
-                    let v7 = value_of(others.w, quad);
-                    mixed = mix(mixed, v0, at.x, true);
-                    mixed = mix(mixed, v1, min(at.y, 127u), at.y < keys);
-                    mixed = mix(mixed, v2, min(at.z, 127u), at.z < keys);
-                    mixed = mix(mixed, v3, min(at.w, 127u), at.w < keys);
-                    mixed = mix(mixed, v4, min(more.x, 127u), more.x < keys);
-                    mixed = mix(mixed, v5, min(more.y, 127u), more.y < keys);
-                    mixed = mix(mixed, v6, min(more.z, 127u), more.z < keys);
-                    mixed = mix(mixed, v7, min(more.w, 127u), more.w < keys);
-                }
-            }
-            query[thread] = mixed.h0;
-            query[128u + thread] = mixed.h1;
-            query[256u + thread] = mixed.h2;
-            query[384u + thread] = mixed.h3;
-            weights[thread] = mixed.weight;
-            workgroupBarrier();
-
-            let count = min(group_heads - first, 4u);
-            for (var i = thread; i < count * quads; i += WORKGROUP) {
-                let h = i / quads;
-                let d = i % quads;
-                var all = query[h * 128u + d];
-                for (var s = 1u; s < shares; s++) {
-                    all += query[h * 128u + s * quads + d];
-                }
-                let out = ((t * HEADS + kv_head * group_heads + first + h) * CHUNKS + chunk) * (quads + 1u);
-                parts[out + d] = all;
-                if (d == 0u) {
-                    var total = weights[0][h];
-                    for (var s = 1u; s < shares; s++) {
-                        total += weights[s * quads][h];
-                    }
-                    parts[out + quads] = vec4<f32>(largest[h], total, 0.0, 0.0);
-                }
+        // A thread takes a quad of dimensions of every `shares`-th key, eight loads in flight.
+        var mixed = Mixed();
+        if (share < shares) {
+            mixed = mix_values(mixed, v, share, shares, keys);
+            for (var j = share + 8u * shares; j < keys; j += 8u * shares) {
+                mixed = mix_values(mixed, load_values(start, kv_head, j, shares, keys, quad), j, shares, keys);
             }
         }
+        let part = ((t * HEADS + kv_head * group_heads + first) * CHUNKS + chunk) * (quads + 1u);
+        let count = min(group_heads - first, 4u);
+        if (quad == 0u && share < shares) {
+            fresh[share] = mixed.weight;
+        }
+        write_parts(mixed.h0, mixed.h1, 0u, part, count, thread);
+        if (count > 2u) {
+            workgroupBarrier();
+            write_parts(mixed.h2, mixed.h3, 2u, part, count, thread);
+        }
+        if (thread < count) {
+            var total = fresh[0][thread];
+            for (var s = 1u; s < shares; s++) {
+                total += fresh[s][thread];
+            }
+            parts[part + thread * CHUNKS * (quads + 1u) + quads] = vec4<f32>(largest[thread], total, 0.0, 0.0);
+        }
+        workgroupBarrier();
     }
 }

@@ -1,4 +1,4 @@
-"""NumPy reference of token choice: greedy and random, as the ``argmax`` and ``sample`` kernels do it."""
+"""NumPy reference of token choice: greedy and random, as the kernels ``argmax``, ``weigh`` and ``draw`` do it."""
 
 from __future__ import annotations
 
@@ -90,16 +90,24 @@ def _pcg(value: int) -> int:
     return (word >> 22) ^ word
 
 
+def temper(logits: np.ndarray, options: Sampling) -> np.ndarray:
+    """Penalized logits over the temperature, f32 ``[V]``."""
+    return (logits * F32(1.0 / options.temperature)).astype(F32)
+
+
+def weigh(scaled: np.ndarray, highest: np.float32) -> np.ndarray:
+    """Weights exp(scaled - highest) as whole numbers of 2^-31, truncated; u32 ``[V]``."""
+    return (np.exp((scaled - highest).astype(F32)) * F32(constant("weight_one"))).astype(np.uint32)
+
+
 def survivors(logits: np.ndarray, options: Sampling) -> np.ndarray:
     """Integer weights of the tokens that may be drawn (0: filtered out), u32 ``[V]``; logits already penalized."""
-    scaled = (logits * F32(1.0 / options.temperature)).astype(F32)
+    scaled = temper(logits, options)
     highest = scaled.max()
     keep = np.ones(len(scaled), dtype=bool)
     if 0 < options.top_k < len(scaled):
         keep = scaled >= np.sort(scaled)[-options.top_k]
-    raised = np.where(keep, np.exp(scaled - highest), F32(0)).astype(F32)
-    unit = F32(constant("weight_total")) / raised.sum(dtype=np.float64).astype(F32)
-    weights = (raised * unit).astype(np.uint32)
+    weights = np.where(keep, weigh(scaled, highest), 0)
     if options.top_p < 1:
         keep &= scaled >= _nucleus_threshold(scaled, weights, options.top_p)
     if options.min_p > 0:
@@ -110,7 +118,8 @@ def survivors(logits: np.ndarray, options: Sampling) -> np.ndarray:
 def _nucleus_threshold(scaled: np.ndarray, weights: np.ndarray, top_p: float) -> np.float32:
     order = np.argsort(-scaled, kind="stable")
     running = np.cumsum(weights[order].astype(np.uint64))
-    target = int(np.ceil(F32(top_p) * F32(running[-1])))
+    # One of the likeliest stays whatever top_p is. The product has more than 64 bits.
+    target = max(1, int(running[-1]) * int(F32(top_p) * F32(2**32)) >> 32)
     last = min(int(np.searchsorted(running, target)), len(order) - 1)
     return np.float32(scaled[order[last]])
 

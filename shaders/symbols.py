@@ -16,7 +16,7 @@ from .weights import WeightTensor
 
 Symbols = dict[str, Any]
 #: Bytes of an element of a binding.
-DTYPE_BYTES = {"u32": 4, "i32": 4, "f32": 4, "vec2<f32>": 8, "vec4<u32>": 16, "vec4<f32>": 16}
+DTYPE_BYTES = {"u32": 4, "i32": 4, "f32": 4, "vec2<u32>": 8, "vec2<f32>": 8, "vec4<u32>": 16, "vec4<f32>": 16}
 _KV_PER_WORD = {"f32": 1, "f16": 2, "q8": 4}
 _MAX_GROUPS = 65535
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+import wgpu
 
+from packer import bench_engine
 from packer.bench import BenchOptions, run_bench
-from packer.bench_engine import read_bandwidth
+from packer.bench_engine import read_bandwidth, verify_seconds
 from packer.bench_linear import copies_program, distinct_linears, tensor_bytes
-from packer.bench_native import SOFTWARE, bytes_per_token, fitting
+from packer.bench_native import SOFTWARE, Sizes, bytes_per_token, fitting
 from packer.bench_report import KEYS
 from packer.pack import Pack
 from packer.synthesize import synthesize
-from shaders.native_device import shared_device
+from shaders.native import NativeModel
+from shaders.native_device import Device, shared_device
 from tests.support.shapes import tiny_shape
 
 
@@ -45,6 +49,7 @@ def test_a_run(packs: dict[str, Pack], family: str) -> None:
         assert (one["batchSeconds"] is None) == (one["name"] == "head")
     assert report["backend"] == "native" and report["adapter"]["software"] is True
     assert [one["context"] for one in report["decode"]] == [8] and [one["tokens"] for one in report["prefill"]] == [4]
+    assert [one["tokens"] for one in report["verify"]] == [1] and report["verify"][0]["seconds"] > 0
     limit = report["limit"]
     assert limit["bytesPerToken"] == bytes_per_token(pack, "f16", 8)
     assert limit["tokensPerSecond"] == pytest.approx(report["bandwidth"]["bytesPerSecond"] / limit["bytesPerToken"])
@@ -52,6 +57,31 @@ def test_a_run(packs: dict[str, Pack], family: str) -> None:
     assert report["dispatchesPerToken"] >= 2 * report["dispatchesPerLayer"] + 3
     totals = Counter(total for _, total, _ in told)
     assert len(totals) == 1 and told[-1][0] == told[-1][1] and [done for done, _, _ in told] == list(range(len(told)))
+
+
+def test_what_verifying_costs(packs: dict[str, Pack], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On what passes for a GPU; every timed step is the same, wherever the one before ended."""
+    device, pack = shared_device(), packs["bitnet"]
+    monkeypatch.setattr(device, "software", False)
+    steps: list[list[int]] = []
+
+    def timed(device: Device, encode: Callable[[], wgpu.GPUCommandBuffer], sizes: Sizes) -> list[float]:
+        for _ in range(2):
+            device.queue.submit([encode()])
+            steps.append(device.read(model._live.buffers.runtime["@step"], "<u4", 4).tolist())
+        return [1.0, 3.0, 2.0]
+
+    monkeypatch.setattr(bench_engine, "timings", timed)
+    with NativeModel(pack.program, pack.tensors(), capacity=40, speculate="on") as model:
+        for context, position in ((8, 8), (128, 32)):
+            steps.clear()
+            found = verify_seconds(model, context, SOFTWARE)
+            assert found == [{"tokens": tokens, "seconds": 2.0} for tokens in (1, 2, 4, 8)]
+            assert steps[0::2] == steps[1::2]
+            # So many tokens were taken, at least the one that each step chooses.
+            taken = [produced for _, _, _, produced in steps[0::2]]
+            assert [one[0] - position for one in steps[0::2]] == taken and all(count >= 1 for count in taken)
+            assert all(one[1:3] == [1, 1] for one in steps)
 
 
 def test_bytes_of_a_token(packs: dict[str, Pack]) -> None:

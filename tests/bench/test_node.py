@@ -38,6 +38,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert all(one["seconds"] > 0 and one["dependentSeconds"] > 0 for one in report["linears"])
     assert report["limit"]["bytesPerToken"] == bytes_per_token(pack, "q8", report["decode"][0]["context"])
     assert report["dispatchesPerToken"] >= 2 * report["dispatchesPerLayer"] + 3
+    assert [one["tokens"] for one in report["verify"]] == [1] and report["verify"][0]["seconds"] > 0
     assert report["loadSeconds"] > 0 and report["firstTokenSeconds"] > 0
     assert told[-1] == "done" and "reading memory" in told
 

@@ -47,8 +47,7 @@ def run_peer(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def results(script: str, *arguments: str) -> list[dict[str, Any]]:
     done = run_peer(script, *arguments)
     assert done.returncode == 0, done.stderr[-4000:]
-    answer: list[dict[str, Any]] = json.loads(done.stdout)
-    return answer
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_halves_are_those_of_numpy() -> None:
@@ -92,8 +91,9 @@ def test_all_names_what_could_not_be_run() -> None:
     env = {**ENV, "ORT_WEB": "/nowhere"}
     command = ["node", str(PEERS / "all.mjs"), "--quick"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
-    entries = json.loads(done.stdout)
-    assert {entry["peer"] for entry in entries} == {"onnxruntime-web", "@wllama/wllama"}
+    entries = [json.loads(line) for line in done.stdout.splitlines()]
+    names = [entry["peer"] for entry in entries]
+    assert names == ["onnxruntime-web", "@huggingface/transformers", "@wllama/wllama"]
     assert all(len(entry["notRun"]) > 30 for entry in entries)
 
 
@@ -104,7 +104,10 @@ def test_all_names_what_could_not_be_run() -> None:
         ("matmulnbits.mjs", ["64xno"], "64xno"),
         ("matmulnbits.mjs", ["--bits", "3"], "--bits"),
         ("decoder.mjs", ["gpt"], "smollm2-135m"),
-        ("decoder.mjs", ["--context", "-1"], "context"),
+        ("decoder.mjs", ["--context", "1"], "context"),
+        ("decoder.mjs", ["layers=2,hidden=64"], "vocabulary=N"),
+        ("all.mjs", ["--only", "prefill"], "--only"),
+        ("all.mjs", ["--seconds", "0"], "--seconds"),
     ],
 )
 def test_bad_arguments_are_named(script: str, arguments: list[str], word: str) -> None:
@@ -116,7 +119,7 @@ def test_bad_arguments_are_named(script: str, arguments: list[str], word: str) -
 @needs_ort
 def test_products_are_timed_on_a_driver() -> None:
     """Each product is compared with its values by the script itself. 200 columns: the last block is padded."""
-    entries = results("matmulnbits.mjs", "--quick", "--tokens", "1,33", "40x200")
+    entries = results("matmulnbits.mjs", "--software", "--tokens", "1,33", "40x200")
     assert [(entry["bits"], entry["tokens"]) for entry in entries] == [(4, 1), (4, 33), (2, 1), (2, 33)]
     for entry in entries:
         assert (entry["peer"], entry["op"], entry["rows"], entry["columns"]) == (
@@ -126,7 +129,7 @@ def test_products_are_timed_on_a_driver() -> None:
             200,
         )
         assert entry["weightBytes"] == 40 * 2 * (128 * entry["bits"] // 8 + 4)
-        assert entry["secondsPerRun"] > 0 and "SwiftShader" in entry["device"]
+        assert entry["secondsPerRun"] > 0 and entry["graphCapture"] and "SwiftShader" in entry["device"]
 
 
 @needs_ort
@@ -137,17 +140,57 @@ def test_a_product_that_is_another_one_is_not_timed(tmp_path: Path) -> None:
         text = path.read_text()
         # Another zero point is expected than ONNX Runtime has.
         (copy / path.name).write_text(text.replace("2 ** (bits - 1)) * factors", "2 ** (bits - 1) + 1) * factors"))
-    command = ["node", "--liftoff-only", str(copy / "matmulnbits.mjs"), "--quick", "--bits", "4"]
+    command = ["node", "--liftoff-only", str(copy / "matmulnbits.mjs"), "--software", "--bits", "4"]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=400, check=False)
-    (entry,) = json.loads(done.stdout)
+    (entry,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert "secondsPerRun" not in entry and "is the product with none" in entry["notRun"]
+
+
+SIZES = "layers=2,hidden=128,heads=4,kvHeads=2,headDim=32,intermediate=256,vocabulary=300"
 
 
 @needs_ort
 def test_a_decoder_runs_on_a_driver() -> None:
-    (entry,) = results("decoder.mjs", "--quick", "--bits", "4")
-    assert (entry["op"], entry["shape"], entry["context"]) == ("decode", "tiny", 128)
-    assert entry["tokensPerSecond"] == pytest.approx(1 / entry["secondsPerRun"])
+    """Both ways give finite logits, the same ones, and one cache grows; the script itself refuses anything else."""
+    entries = results("decoder.mjs", "--software", "--bits", "4", "--context", "9", SIZES)
+    assert [(entry["op"], entry["shape"], entry["context"]) for entry in entries] == [
+        ("decode", SIZES, 9),
+        ("decode, replayed", SIZES, 9),
+    ]
     # Every code and scale of two layers and the head, once.
-    rows = 2 * (256 * 128 + 128 * 128 + 2 * 256 * 128 + 128 * 256) + 256 * 128
-    assert entry["weightBytes"] == rows * 4 // 8 + rows // 128 * 4
+    rows = 2 * (256 * 128 + 128 * 128 + 2 * 256 * 128 + 128 * 256) + 300 * 128
+    for entry in entries:
+        assert entry["tokensPerSecond"] == pytest.approx(1 / entry["secondsPerRun"])
+        assert entry["weightBytes"] == rows * 4 // 8 + rows // 128 * 4
+    assert entries[0]["tokens"] == 3
+
+
+@needs_ort
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        # A cache that has not grown, weights of zero, and a position that differs between the two ways.
+        ("rows += 1;", "rows += 2;", "total_sequence_length"),
+        ("const scale = 1 /", "const scale = 0 /", "did not run"),
+        ("[1], context - 1)", "[1], context - 2)", "of the largest"),
+    ],
+)
+def test_a_decoder_that_is_another_one_is_not_timed(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    copy = tmp_path / "peers"
+    copy.mkdir()
+    for path in PEERS.glob("*.mjs"):
+        (copy / path.name).write_text(path.read_text().replace(old, new))
+    command = ["node", "--liftoff-only", str(copy / "decoder.mjs"), "--software", "--bits", "4", "--context", "9"]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=400, check=False)
+    told = " ".join(json.loads(line).get("notRun", "") for line in done.stdout.splitlines())
+    assert reason in told, told
+
+
+@needs_ort
+def test_halves_make_the_same_decoder() -> None:
+    command = ["node", "--liftoff-only", str(Path(__file__).with_name("peer_types.mjs")), str(PEERS)]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    logits = {dtype: np.array(values) for dtype, values in json.loads(done.stdout).items()}
+    assert logits["f32"].shape == (256,) and np.std(logits["f32"]) > 0.1
+    np.testing.assert_allclose(logits["f16"], logits["f32"], atol=0.01 * np.abs(logits["f32"]).max())

@@ -8,11 +8,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from packer.bench import BenchOptions, run_bench, run_node
+from packer.bench_peers import PEER_KEYS
 from packer.bench_plot import draw, plot_files
-from packer.bench_report import KEYS, check_report, read_report, report_tables, write_report
+from packer.bench_report import KEYS, LATER, check_report, read_report, report_tables, write_report
 from packer.bench_run import main, plain
+from packer.cli_bench import _table
 from packer.errors import PackerError
 from packer.synthesize import synthesize
 from tests.bench.reports import example_report
@@ -58,8 +61,8 @@ def test_the_engine_has_the_same_keys() -> None:
     source = (ENGINE / "measure.js").read_text(encoding="utf-8")
     typedef = source.split("@typedef {object} MeasureReport\n")[1].split(" *\n")[0]
     assert re.findall(r"@property \{.*\} (\w+)\n", typedef) == list(KEYS)
-    text = source + "".join((ENGINE / f"measure_{part}.js").read_text() for part in ("linear", "bandwidth"))
-    for key in ("bandwidth", "linears", "decode", "prefill", "limit"):
+    text = source + "".join((ENGINE / f"measure_{part}.js").read_text() for part in ("linear", "bandwidth", "verify"))
+    for key in ("bandwidth", "linears", "decode", "prefill", "verify", "limit"):
         for name in KEYS[key]:
             assert re.search(rf"\b{name}: ", text), f"{key}.{name}"
 
@@ -69,10 +72,47 @@ def test_tables_say_it() -> None:
     assert "4.40 TB/s over 1,024 MiB" in text
     assert "4,400 tok/s, of which 23 % are reached" in text
     macs = 3840 * 2560 * 512 / 1e-4 / 1e12
-    assert re.search(rf"qkv +3,840 x 2,560 +ternary +1.00 +50 % +4.00 +512 +0.100 +{macs:.2f}\n", text)
+    assert re.search(r"qkv +3,840 x 2,560 +ternary +1.00 +50 % +4.00\n", text)
+    assert re.search(rf"qkv +512 +0.100 +{macs:.2f}\n", text) and not re.search(r"head +512", text)
+    assert re.search(r"\n +1 +1.000 +1.00 x\n +4 +1.600 +1.60 x\n", text)
     assert re.search(r"128 +1,000.0 +1.0 %", text) and re.search(r"512 +20,000\n", text)
     plain_rows = report_tables(example_report(adapter=None))[0].rows
     assert ("device", "unknown (node)") in plain_rows
+
+
+def test_tables_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every head and figure is whole, with the largest matrices and a peer of a long name."""
+    linears = [{**one, "rows": 128256, "columns": 27648, "name": "gate_up"} for one in example_report()["linears"]]
+    peer = dict.fromkeys(PEER_KEYS) | {"name": "onnxruntime-web", "version": "1.22.0", "bits": 4, "activations": "f16"}
+    peer |= {"what": "MatMulNBits", "rows": 128256, "columns": 27648, "tokens": 512}
+    peer |= {"seconds": 1.2346, "ourSeconds": 0.9876, "ratio": 1234.5}
+    decode = {"what": "decode", "rows": None, "columns": None, "context": 4096, "tokens": 1}
+    kernels = {"merge_linear 27648x27648": {"ROWS": 32, "WORKGROUP": 256, "COLUMNS": 4}}
+    tables = report_tables(example_report(linears=linears, peers=[peer, peer | decode], kernels=kernels))
+    console = Console(width=80)
+    for rows in tables:
+        console.print(_table(rows))
+    shown = capsys.readouterr().out
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown and max(map(len, shown.splitlines())) <= 80
+    lines = [line.split() for line in shown.splitlines()]
+    for rows in tables:
+        assert rows.title.split() in lines
+        for cells in (rows.columns, *rows.rows) if any(rows.columns) else ():
+            words = " ".join(cells[1:]).split()
+            assert any(words == line[-len(words) :] for line in lines), cells
+
+
+def test_reports_from_before_a_key(tmp_path: Path) -> None:
+    report = example_report()
+    for key in LATER:
+        del report[key]
+    write_report(report, tmp_path / "old.json")
+    old = read_report(tmp_path / "old.json")
+    assert old == example_report(**LATER)
+    assert not {"Verifying drafts", "Kernels"} & {rows.title for rows in report_tables(old)}
+    plot_files([tmp_path / "old.json"], tmp_path / "chart.svg")
+    only_one = example_report(verify=[{"tokens": 1, "seconds": 1.0}])
+    assert "Verifying drafts" not in {rows.title for rows in report_tables(only_one)}
 
 
 def test_the_chart(tmp_path: Path) -> None:

@@ -129,6 +129,9 @@ export class EngineClient {
       activations: 'a8', bitsPerWeight: 2.61, grade: null, eosIds: [2],
       adapter: script.support?.adapter ?? ADAPTER,
       kernels: ['linear_ternary', 'attention'],
+      tuning: {
+        kernels: { 'linear_ternary 960x576': { ROWS: 32 } }, remembered: 0, timed: 1, measureMs: 41.3, compileMs: 120,
+      },
     };
     this.lost = new Promise((resolve) => {
       fake.lose = (message = 'The driver was reset.') => {

@@ -8,7 +8,8 @@ const shaders = new URL('../../shaders/', import.meta.url);
 async function open() {
   const contract = await loadContract(shaders);
   const { adapter } = await requestAdapter();
-  const device = await adapter.requestDevice();
+  const wanted = contract.kernels.flatMap(({ needs }) => needs ?? []).filter((name) => adapter.features.has(name));
+  const device = await adapter.requestDevice({ requiredFeatures: [...new Set(wanted)] });
   const language = [...new Set(contract.kernels.flatMap((kernel) => kernel.language ?? []))];
   const gpu = new Gpu(device, await adapterOf(device, language), false);
   return new Kernels(gpu, contract, new KernelFiles(shaders));

@@ -148,7 +148,8 @@ test('forced kernels are followed, and what cannot be is named', () => {
   assert.ok(!ops.includes('norm_linear') && ops.includes('linear'));
   const linear = program.body.find(({ op }) => op.op === 'linear');
   assert.equal(linear.variants[0][0].overrides.ROWS, 32);
-  assert.deepEqual(parseForced('', contract), { off: new Set(), tuned: new Map() });
+  assert.deepEqual(parseForced('', contract), { off: new Set(), tuned: new Map(), defaults: false });
+  assert.deepEqual(parseForced('default,', contract), { off: new Set(), tuned: new Map(), defaults: true });
   for (const wrong of ['norm_linear', 'nothing=off', 'linear_ternary.ROWS=5', 'linear_ternary.SIZE=4', 'a=b', 7]) {
     assert.throws(() => parseForced(wrong, contract), fails('bad-request'));
   }

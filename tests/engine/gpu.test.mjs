@@ -168,8 +168,9 @@ test('the memory plan adds up, and what cannot fit is told before a download', (
   const floats = 4 * 8 * (8 + 16 + 8 + 8 + 24) + 4 * 8 * (8 + 32);
   const integers = 3 * 8 * (64 + 4 + 4);
   const picks = 8 * 8;
-  const parts = 8 * 2 * 16 * (4 / 4 + 1);
-  assert.equal(plan.workBytes, floats + integers + picks + parts + 8 * 2 * 100);
+  const weights = 8 * 4 * (256 * 2 + 1024);
+  const parts = 8 * 2 * 2 * 16 * (4 / 4 + 1);
+  assert.equal(plan.workBytes, floats + integers + picks + weights + parts + 8 * 2 * 100);
   assert.equal(plan.totalBytes, plan.weightsBytes + plan.kvBytes + plan.workBytes);
   assert.deepEqual(limitProblems(pack, program, contract, choice, 1 << 20), []);
   const [problem] = limitProblems(pack, program, contract, { ...choice, contextLength: 1000 }, 3000);

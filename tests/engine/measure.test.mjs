@@ -5,6 +5,7 @@ import { test } from 'node:test';
 import { fitting } from '../../web/engine/measure.js';
 import { bytesPerToken, copiesProgram, distinctLinears, layersOf } from '../../web/engine/measure_copies.js';
 import { median, spread } from '../../web/engine/measure_timing.js';
+import { verifySeconds } from '../../web/engine/measure_verify.js';
 
 const contract = {
   encodings: {
@@ -91,4 +92,60 @@ test('products go round in the copies; apart each has its output, dependent ones
   assert.deepEqual(values.x, { dtype: 'a8', shape: ['T', 70] });
   const head = distinctLinears(/** @type {any} */ (program), /** @type {any} */ (tensors))[3];
   assert.deepEqual(copiesProgram(head, { copies: 1, products: 1, tokens: 1 }).body.map(({ op }) => op), ['embed']);
+});
+
+/** Stands in for the GPU: it notes what each step began with, and what the step would leave. */
+function fakeSession(contextLength, verifies) {
+  const step = { size: 16, words: [] };
+  const log = [];
+  const alive = new Set();
+  const queue = {
+    writeBuffer: (buffer, _, words) => (buffer.words = [...words]),
+    submit: (lists) => lists.forEach((run) => run()),
+    onSubmittedWorkDone: async () => undefined,
+  };
+  const gpu = {
+    queue,
+    alive: (work) => work,
+    filled: (label, data) => {
+      const buffer = { size: data.byteLength, words: [...data] };
+      alive.add(buffer);
+      return buffer;
+    },
+    free: (buffer) => alive.delete(buffer),
+  };
+  const encode = (commands, times) => {
+    assert.equal(times, 1);
+    const work = [() => log.push([...commands, ...step.words]), () => (step.words = [step.words[0] + 1, 1, 1, 1])];
+    return {
+      copyBufferToBuffer: (from, _, to) => work.push(() => (to.words = [...from.words])),
+      finish: () => () => work.forEach((one) => one()),
+    };
+  };
+  const executor = {
+    ...{ gpu, encode, verifies, mostVerified: 8, buffers: { run: { step, ids: {} } } },
+    commands: (kind, sections, tokens, keys) => [kind, sections.join(), keys],
+  };
+  return { session: { executor, contextLength }, log, alive };
+}
+
+test('steps that verify are timed beside a step of one token, each from the same position', async () => {
+  const sizes = { seconds: 0, repeats: 3, budget: 1 };
+  for (const [contextLength, verifies, position, tokens] of [
+    [512, true, 128, [1, 2, 4, 8]],
+    [100, true, 92, [1, 2, 4, 8]],
+    [5, true, 0, [1, 2, 4]],
+    [512, false, 128, [1]],
+  ]) {
+    const { session, log, alive } = fakeSession(contextLength, verifies);
+    const found = await verifySeconds(session, 128, sizes);
+    assert.deepEqual(found.map((one) => one.tokens), tokens);
+    assert.ok(found.every(({ seconds }) => seconds >= 0 && Number.isFinite(seconds)));
+    const expected = tokens.flatMap((count) => {
+      const kind = count === 1 ? 'one' : 'few';
+      return Array(4).fill([kind, 'body,logits,greedy', position + count, position, count, count, 0]);
+    });
+    assert.deepEqual(log, expected);
+    assert.equal(alive.size, 0, 'no buffer is left');
+  }
 });

@@ -94,4 +94,4 @@ def test_shared_numbers() -> None:
     [most_keys] = {rule["most_keys"] for rule in contract.document()["rewrites"] if "most_keys" in rule}
     assert f"({most_keys} keys)" in README
     assert f"{constants['absmax_floor']:.0e}".replace("e-0", "e-") in README
-    assert constants["weight_total"] == 2**30
+    assert constants["weight_one"] == 2**31

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import wgpu
 
-from shaders import native as native_module
-from shaders import native_cases, program
+from shaders import native_cases, native_waves, program
 from shaders.interpreter import ReferenceModel
 from shaders.native import NativeModel, shared_device
 from shaders.native_errors import (
@@ -129,7 +128,7 @@ def test_tokens_chosen_on_the_gpu(options: Sampling, monkeypatch: pytest.MonkeyP
         assert logits is not None
         assert token == sample(penalize(logits, seen, options.repetition_penalty), options, len(PROMPT) + index)
         seen[token] = True
-    monkeypatch.setattr(native_module, "_WAVE_SECONDS", 1000)  # submits of 1, 2, 4, 8 and 9 steps
+    monkeypatch.setattr(native_waves, "WAVE_SECONDS", 1000)  # submits of 1, 2, 4, 8 and 9 steps
     with NativeModel(description, tensors, capacity=60) as native:
         assert [token for token, _ in native.generate(PROMPT, options, 25)] == [token for token, _ in steps]
         assert native.position == len(PROMPT) + 24
@@ -143,7 +142,7 @@ def test_greedy_text_is_the_references() -> None:
 
 
 def test_stop_token_ends_and_leaves_a_usable_cache(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_module, "_WAVE_SECONDS", 1000)  # so that the GPU runs on beyond the stop token
+    monkeypatch.setattr(native_waves, "WAVE_SECONDS", 1000)  # so that the GPU runs on beyond the stop token
     every = [token for token, _ in model.generate(PROMPT, Sampling(temperature=2.0, seed=3), 20)]
     model.truncate(0)
     place = next(index for index in range(6, 20) if every[index] not in every[:index])

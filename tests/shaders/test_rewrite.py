@@ -35,19 +35,13 @@ RULES: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = [
     ),
     ([ROPE, ATTENTION], [PARTS, {"op": "attention_merge", **HEADS, "out": "o"}]),
     ([ARGMAX], [{"op": "pick", "logits": "logits", "part": 1024}, {"op": "accept", "logits": "logits", "part": 1024}]),
-    (
-        [SAMPLE],
-        [
-            {"op": "draw", "logits": "logits", "part": 0xFFFFFFFF},
-            {"op": "accept", "logits": "logits", "part": 0xFFFFFFFF},
-        ],
-    ),
+    ([SAMPLE], [{"op": name, "logits": "logits", "part": 1024} for name in ("pick", "weigh", "draw", "accept")]),
 ]
 IDS = ["-".join(op["op"] for op in ops) for ops, _ in RULES]
 
 
 def made(ops: list[dict[str, Any]], **options: Any) -> list[Any]:
-    arguments: dict[str, Any] = {"later": [], "runs": lambda op: True, "software": False, "keys": 512} | options
+    arguments: dict[str, Any] = {"later": [], "runs": lambda op: True, "software": False, "keys": 256} | options
     return rewrite(ops, **arguments)
 
 

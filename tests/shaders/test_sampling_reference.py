@@ -65,29 +65,24 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_survivors_are_those_of_transformers(options: Sampling) -> None:
-    """A token whose probability is below 2^-30 of the whole has weight 0: it can never be drawn."""
+    """A token whose probability is below 2^-31 of the greatest has weight 0: it can never be drawn."""
     for seed in range(20):
         logits = random_logits(seed)
         found, expected = survivors(logits, options), warped(logits, options)
-        probability = np.exp(expected - expected.max())
-        probability /= probability.sum()
-        drawable = probability > 2.0**-29
+        drawable = np.exp(expected - expected.max()) > 2.0**-30
         assert set(np.flatnonzero(found)) - set(np.flatnonzero(np.isfinite(expected))) == set()
         np.testing.assert_array_equal(found > 0, (found > 0) | drawable)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_weights_are_the_probabilities(options: Sampling) -> None:
-    """As shares of the survivors. A weight is truncated to a whole number of 2^-30 of the sum before top-p."""
+    """As shares of the survivors. A weight is truncated to a whole number of 2^-31 of the greatest."""
     for seed in range(5):
         logits = random_logits(seed)
         found, expected = survivors(logits, options).astype(np.float64), warped(logits, options)
         probability = np.exp(expected - expected.max())
-        kept = found.sum() / 2.0**30
         # exp in float32 of scaled logits within 2^6: 2^-18 relative; the sum of weights as much.
-        np.testing.assert_allclose(
-            found / found.sum(), probability / probability.sum(), rtol=2e-5, atol=V * 2.0**-30 / kept
-        )
+        np.testing.assert_allclose(found / found.sum(), probability / probability.sum(), rtol=2e-5, atol=V * 2.0**-31)
 
 
 def slow_survivors(logits: np.ndarray, options: Sampling) -> set[int]:
@@ -126,6 +121,15 @@ def test_survivors_by_sorting_with_ties_kept(values: list[int], temperature: flo
     assert set(np.flatnonzero(survivors(logits, options)).tolist()) == slow_survivors(logits, options)
 
 
+def test_the_nucleus_ends_where_its_weight_is_reached() -> None:
+    """Ties are kept, and what top-k has dropped does not count."""
+    logits = np.float32([1, 0, 0, -40])
+    for top_p, kept in ((1e-6, 1), (0.57, 1), (0.58, 3), (0.9999, 3)):  # e / (e + 2) is 0.5761
+        assert np.count_nonzero(survivors(logits, Sampling(temperature=1.0, top_p=top_p))) == kept
+    even = np.float32([4, 4, 3.9, 3.9])
+    assert np.count_nonzero(survivors(even, Sampling(temperature=1.0, top_k=2, top_p=0.9))) == 2
+
+
 def test_at_least_the_best_survives() -> None:
     for options in (Sampling(1.0, 1, 1e-6, 1.0), Sampling(100.0, 0, 1e-6), Sampling(1e-4, 0, 1.0)):
         weights = survivors(random_logits(3), options)
@@ -133,10 +137,12 @@ def test_at_least_the_best_survives() -> None:
 
 
 def test_equal_logits_share_equally() -> None:
-    """A whole vocabulary of ties: 2^30 / V each, truncated."""
+    """A whole vocabulary of ties: 2^31 each, whose sum takes more than 32 bits."""
     size = 128256
     weights = survivors(np.zeros(size, dtype=np.float32), Sampling(temperature=1.0))
-    assert set(weights.tolist()) == {2**30 // size}
+    assert set(weights.tolist()) == {2**31}
+    drawn = [sample(np.zeros(size, dtype=np.float32), Sampling(temperature=1.0), position) for position in range(9)]
+    assert drawn == [random_u32(0, position) * size >> 32 for position in range(9)]
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.15, 0.5, 3.0])
@@ -235,7 +241,7 @@ def test_the_first_whose_running_sum_exceeds_the_point_is_drawn(data_seed: int, 
 
 @pytest.mark.parametrize(("random", "token"), [(0, 1), (2**30 - 1, 1), (2**30, 1), (2**31, 3), (2**32 - 1, 3)])
 def test_points_on_the_border_belong_to_the_next(random: int, token: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two equal survivors of weight 2^29, tokens 1 and 3; those that were filtered out are never drawn."""
+    """Two equal survivors, tokens 1 and 3; those that were filtered out are never drawn."""
     monkeypatch.setattr("shaders.sampling.random_u32", lambda seed, position: random)
     assert sample(np.float32([0, 9, 0, 9, 0]), Sampling(temperature=1.0, top_k=2), 0) == token
 

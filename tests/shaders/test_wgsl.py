@@ -159,4 +159,11 @@ def workgroup_bytes(text: str, sizes: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_base_form_needs_no_extension(file: str) -> None:
-    assert not re.search(r"\b(enable|requires|f16|subgroup\w*|pack4xI8Clamp)\b", code(file))
+    """A file that uses subgroups says so in kernels.json, and another one stands in where there are none."""
+    assert not re.search(r"\b(enable|requires|f16|pack4xI8Clamp)\b", code(file))
+    users = [kernel for kernel in BY_NAME.values() if kernel.file == file]
+    assert all((kernel.needs == ("subgroups",)) == bool(re.search(r"\bsubgroup[A-Z]", code(file))) for kernel in users)
+    for kernel in users:
+        if kernel.needs:
+            base = BY_NAME[kernel.name.replace("_rows", "")]
+            assert base.op == kernel.op and not base.needs

@@ -1,7 +1,7 @@
 /** The text of a bug report: the device, the versions, the timings. Never the conversation or the system prompt. */
 import { adapterName } from './platform.js';
 import { formatBytes } from './format.js';
-import { summary } from './report_words.js';
+import { summary, tuningWords } from './report_words.js';
 import { titleOf } from './problems.js';
 
 /** @typedef {import('./types.js').State} State */
@@ -56,6 +56,7 @@ function modelLines({ engine, models, kernels: forced }) {
     lines.push(`memory: weights ${formatBytes(weightsBytes)}, KV cache ${formatBytes(kvBytes)}, `
       + `work ${formatBytes(workBytes)}`);
     lines.push(`kernels: ${kernels.join(', ')}`);
+    lines.push(`constants of kernels: ${tuningWords(engine.info.tuning)}`);
   }
   return lines;
 }

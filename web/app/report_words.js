@@ -81,6 +81,7 @@ export const linearRows = ({ linears }) => linears.map(({ name, rows, columns, e
  */
 export function facts(report) {
   const { firstTokenSeconds, loadSeconds, cpuMsPerToken, dispatchesPerToken, dispatchesPerLayer, model, date } = report;
+  const constants = constantsWords(report.kernels ?? {});
   /** @type {[string, string|null][]} */
   const all = [
     ['Model', model.name],
@@ -90,9 +91,25 @@ export function facts(report) {
     ['Processor time a token', isNumber(cpuMsPerToken) ? formatDuration(cpuMsPerToken / 1000) : null],
     ['GPU steps a token', isNumber(dispatchesPerToken)
       ? `${formatCount(dispatchesPerToken)}, ${Number(dispatchesPerLayer.toFixed(1))} a layer` : null],
+    ['Kernels', constants || null],
     ['Measured', formatDate(date)],
   ];
   return all.flatMap(([name, value]) => (value === null ? [] : [[name, value]]));
+}
+
+/** @param {Record<string, Record<string, number>>} kernels of a report: constants by kind of operation */
+const constantsWords = (kernels) => Object.entries(kernels).map(([kind, tuned]) =>
+  `${kind} ${Object.entries(tuned).map(([name, value]) => `${name}=${value}`).join(' ')}`).join(', ');
+
+/**
+ * The constants in force, and where they are from.
+ * @param {import('./types.js').Tuning} tuning
+ */
+export function tuningWords({ kernels, remembered, timed, measureMs }) {
+  const from = [];
+  if (remembered) from.push(`${remembered} remembered`);
+  if (timed) from.push(`${timed} timed in ${measureMs.toFixed(0)} ms`);
+  return `${constantsWords(kernels) || 'none'} (${from.join(', ') || 'defaults'})`;
 }
 
 /** @param {string} date ISO 8601 */

@@ -96,6 +96,11 @@
  * @property {string|null} grade
  * @property {Adapter|null} adapter
  * @property {string[]} kernels
+ * @property {Tuning} tuning
+ *
+ * How kernels were chosen: constants by kind of operation; kinds that an earlier load chose, and that this one timed.
+ * @typedef {{kernels: Record<string, Record<string, number>>, remembered: number, timed: number, measureMs: number,
+ *   compileMs: number}} Tuning
  *
  * @typedef {'plan'|'download'|'expand'|'compile'|'check'|'ready'} Phase
  *
@@ -212,6 +217,7 @@
  * @property {number} dispatchesPerLayer
  * @property {number} cpuMsPerToken
  * @property {{bytesPerToken: number, tokensPerSecond: number, ratio: number}} limit
+ * @property {Record<string, Record<string, number>>} [kernels]  of reports that have it: constants by kind of operation
  *
  * @typedef {{done: number, total: number, label: string}} MeasureProgress
  *

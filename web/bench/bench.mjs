@@ -1,6 +1,6 @@
 /**
  * Measures the page's engine in Node, on Dawn, which is Chrome's WebGPU:
- * `node web/bench/bench.mjs PACK [--context N] [--kv f16] [--chunk N] [--quick]`. Progress goes to stderr as JSON lines
+ * `node web/bench/bench.mjs PACK [--context N] [--kv f16] [--chunk N] [--kernels TEXT] [--quick]`. Progress goes to stderr as JSON lines
  * {done, total, label}, the report to stdout as JSON, and an error as one line {error} to stderr, with exit status 1.
  *
  * Dawn's npm package `webgpu` is taken from the folder WEBGPU_NODE, or from web/node_modules.
@@ -29,6 +29,7 @@ async function run() {
       context: { type: 'string' },
       kv: { type: 'string' },
       chunk: { type: 'string' },
+      kernels: { type: 'string' },
       quick: { type: 'boolean' },
     },
   });
@@ -45,6 +46,7 @@ async function run() {
     device,
     contextLength,
     prefillChunk,
+    kernels: values.kernels,
     kvCache: /** @type {any} */ (values.kv),
     onProgress: ({ phase, loaded, total }) => tell({ done: loaded, total, label: `loading: ${phase}` }),
   });

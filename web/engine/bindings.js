@@ -2,7 +2,7 @@
 import { STEP_SYMBOLS, encodeParams, takesRows, workgroups } from './contract.js';
 import { TercetError } from './errors.js';
 import { USAGE } from './gpu.js';
-import { cacheBytes, partsBytes, picksBytes, valueBytes, valueRows } from './memory.js';
+import { cacheBytes, partsBytes, picksBytes, valueBytes, valueRows, weightsBytes } from './memory.js';
 import { SECTIONS } from './program.js';
 
 /**
@@ -26,7 +26,7 @@ import { SECTIONS } from './program.js';
  * @property {Record<string, Planes>} values
  * @property {Record<string, Planes>} caches
  * @property {Record<string, GPUBuffer>} tables
- * @property {Record<'ids'|'step'|'ring'|'seen'|'sampling'|'picks'|'parts', GPUBuffer>} run
+ * @property {Record<'ids'|'step'|'ring'|'seen'|'sampling'|'picks'|'bins'|'keys'|'parts', GPUBuffer>} run
  *
  * One dispatch, ready to be recorded.
  * @typedef {object} Command
@@ -62,6 +62,7 @@ export function makeBuffers(gpu, program, contract, vocabulary, { contextLength,
   /** @type {<T, U>(things: Record<string, T>, make: (name: string, thing: T) => U) => Record<string, U>} */
   const each = (things, make) =>
     Object.fromEntries(Object.entries(things).map(([name, thing]) => [name, make(name, thing)]));
+  const weights = weightsBytes(contract, vocabulary);
   return {
     values: each(program.values, (name, value) => planes(name, valueBytes(value, valueRows(value, contract, chunk)))),
     caches: each(program.caches, (name, cache) => {
@@ -76,6 +77,8 @@ export function makeBuffers(gpu, program, contract, vocabulary, { contextLength,
       seen: gpu.buffer('seen', 4 * Math.ceil(vocabulary / 32), STORAGE | COPY_DST),
       sampling: gpu.buffer('sampling', 32, STORAGE | COPY_DST),
       picks: gpu.buffer('picks', picksBytes(contract, vocabulary), STORAGE),
+      bins: gpu.buffer('bins', weights.bins, STORAGE),
+      keys: gpu.buffer('keys', weights.keys, STORAGE),
       parts: gpu.buffer('attention parts', partsBytes(program, contract, contextLength), STORAGE),
     },
   };

@@ -30,6 +30,8 @@ import { TercetError } from './errors.js';
  * @property {Binding[]} bindings
  * @property {Record<string, Dim>} [overrides]
  * @property {Record<string, number[]>} [tuned]  candidates; the first is the default
+ * @property {string[]} [timed]  tuned constants that change no bit of a result, and so may be chosen by timing
+ * @property {boolean} [rival]  timed against the first kernel that fits; gives the same bits
  * @property {[Dim, Dim, Dim]} dispatch
  * @property {string} tolerance
  * @property {number[]} [tiles]  most tokens of the kernels that an entry stands for
@@ -78,7 +80,7 @@ const MAX_DISPATCH = 65535;
 /** Symbols that change from step to step: parameters and overrides, which are fixed at load, must not use them. */
 export const STEP_SYMBOLS = Object.freeze(['T', 'X_T', 'R', 'KEYS']);
 /** @type {Record<string, number>} */
-const BYTES = { u32: 4, i32: 4, f32: 4, 'vec2<f32>': 8, 'vec4<u32>': 16, 'vec4<f32>': 16 };
+const BYTES = { u32: 4, i32: 4, f32: 4, 'vec2<u32>': 8, 'vec2<f32>': 8, 'vec4<u32>': 16, 'vec4<f32>': 16 };
 
 /**
  * @param {unknown} json parsed kernels.json
@@ -290,6 +292,25 @@ export function candidates(contract, op, symbols, abilities, range) {
   }
   return able.filter((kernel, index) => isFirst(kernel, able.slice(0, index), range));
 }
+
+/**
+ * The kernels that may be timed against one that runs an operation: marked so, and able to take its place.
+ * @param {Contract} contract
+ * @param {Kernel} chosen
+ * @param {Symbols} symbols
+ * @param {Abilities} abilities
+ * @param {number} rows T
+ */
+export const rivals = (contract, chosen, symbols, abilities, rows) =>
+  contract.kernels.filter(
+    (kernel) =>
+      kernel.rival &&
+      kernel.op === chosen.op &&
+      kernel.name !== chosen.name &&
+      applies(kernel, symbols) &&
+      takesRows(kernel, rows) &&
+      missing(kernel, abilities).length === 0,
+  );
 
 /**
  * Whether no earlier kernel takes all that this one would: it would be compiled for nothing.

@@ -7,6 +7,7 @@
 import { Binder, commandsFor } from './bindings.js';
 import { TercetError } from './errors.js';
 import { MAP_READ, USAGE } from './gpu.js';
+import { SECTIONS } from './program.js';
 
 /**
  * @typedef {import('./bindings.js').Command} Command
@@ -30,14 +31,15 @@ const PRODUCED = 3;
 export class Executor {
   /**
    * @param {Gpu} gpu
-   * @param {Buffers} buffers
+   * @param {Binder} binder
    * @param {BoundStep[]} bound
    * @param {{ring: number, chunk: number, keyChunk: number, mostVerified: number}} sizes ring: ids that it holds; chunk:
    *   most tokens of a prefill step; keyChunk: keys of a workgroup; mostVerified: most tokens of a verification
    */
-  constructor(gpu, buffers, bound, { ring, chunk, keyChunk, mostVerified }) {
+  constructor(gpu, binder, bound, { ring, chunk, keyChunk, mostVerified }) {
     this.gpu = gpu;
-    this.buffers = buffers;
+    this.binder = binder;
+    this.buffers = binder.buffers;
     this.bound = bound;
     this.ringSize = ring;
     this.chunk = chunk;
@@ -67,7 +69,26 @@ export class Executor {
       planned.map(async ({ kind, keys, program }) => ({ kind, keys, program: await binder.program(program) })),
     );
     const { ring, key_chunk: keyChunk, most_drafted: mostVerified } = kernels.contract.constants;
-    return new Executor(kernels.gpu, buffers, bound, { ring, chunk, keyChunk, mostVerified });
+    return new Executor(kernels.gpu, binder, bound, { ring, chunk, keyChunk, mostVerified });
+  }
+
+  /**
+   * Take other kernels, or constants, for some operations.
+   * @param {import('./operations.js').PlannedStep[]} planned as in `create`, with these operations changed
+   * @param {Set<import('./operations.js').PlannedOperation>} changed
+   */
+  async rebind(planned, changed) {
+    for (const [index, { program }] of planned.entries()) {
+      for (const section of SECTIONS) {
+        const bound = this.bound[index].program[section];
+        await Promise.all(
+          program[section].map(async (operation, at) => {
+            if (changed.has(operation)) bound[at] = await this.binder.operation(operation);
+          }),
+        );
+      }
+    }
+    this.known.clear();
   }
 
   /**

@@ -133,7 +133,9 @@ export class Gpu {
     this.device = device;
     this.queue = device.queue;
     this.limits = device.limits;
-    this.abilities = { ...adapter.abilities, features: /** @type {ReadonlySet<string>} */ (device.features) };
+    // What the adapter was said to have may be less: features that compute wrongly here are left alone.
+    const able = [...adapter.abilities.features].filter((name) => device.features.has(name));
+    this.abilities = { ...adapter.abilities, features: new Set(able) };
     this.info = adapter.info;
     this.owned = owned;
     this.disposed = false;

@@ -52,6 +52,7 @@ export { TercetError };
  * @property {AdapterInfo|null} adapter
  * @property {number[]} eosIds
  * @property {string[]} kernels
+ * @property {import('./tuning.js').TuningReport} tuning  constants of kernels that were chosen by timing, and how long it took
  *
  * onRoll: the context was full and the window moved on; gets the number of tokens that left it.
  * @typedef {import('./sampling.js').SamplingRequest & import('./ways.js').WaysRequest
@@ -114,7 +115,7 @@ export class Engine {
    * Use Engine.load.
    * @param {Loaded} loaded
    */
-  constructor({ prepared, gpu, session, tokenizer, kernels }) {
+  constructor({ prepared, gpu, session, tokenizer, kernels, tuning }) {
     const { pack, memory, choice, source } = prepared;
     this.gpu = gpu;
     this.session = session;
@@ -138,6 +139,7 @@ export class Engine {
       adapter: gpu.info,
       eosIds: pack.eos_ids,
       kernels,
+      tuning,
     };
     /** Resolves when the GPU is lost; never after dispose(). @type {Promise<TercetError>} */
     this.lost = gpu.lost;

@@ -35,6 +35,8 @@ export class KernelFiles {
     /** @type {Source} */
     this.source = openSource(String(url));
     this.shelf = shelf;
+    /** What was read. @type {Map<string, Promise<Uint8Array<ArrayBuffer>>>} */
+    this.known = new Map();
   }
 
   /**
@@ -42,7 +44,22 @@ export class KernelFiles {
    * @param {AbortSignal} [signal]
    * @returns {Promise<Uint8Array<ArrayBuffer>>}
    */
-  async read(name, signal) {
+  read(name, signal) {
+    let bytes = this.known.get(name);
+    if (!bytes) {
+      bytes = this.fetch(name, signal);
+      bytes.catch(() => this.known.delete(name));
+      this.known.set(name, bytes);
+    }
+    return bytes;
+  }
+
+  /**
+   * @param {string} name
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<Uint8Array<ArrayBuffer>>}
+   */
+  async fetch(name, signal) {
     try {
       const bytes = await readAll(this.source, name, MAX_JSON_BYTES, signal);
       await this.shelf?.putFile(name, bytes);
@@ -119,7 +136,7 @@ export class Kernels {
    * @returns {Promise<Compiled>}
    */
   async build(kernel, overrides, label, signal) {
-    const module = await this.module(kernel.file, signal);
+    const module = await this.module(kernel, signal);
     throwIfAborted(signal);
     this.gpu.check();
     const layout = this.layout(kernel);
@@ -146,16 +163,16 @@ export class Kernels {
   }
 
   /**
-   * @param {string} file
+   * @param {Kernel} kernel
    * @param {AbortSignal} [signal]
    */
-  module(file, signal) {
+  module({ file, needs }, signal) {
     let module = this.modules.get(file);
     if (!module) {
       module = this.files
         .read(file, signal)
         .then((bytes) =>
-          this.gpu.device.createShaderModule({ label: file, code: forImplementation(new TextDecoder().decode(bytes)) }),
+          this.gpu.device.createShaderModule({ label: file, code: withFeatures(new TextDecoder().decode(bytes), needs) }),
         );
       module.catch(() => this.modules.delete(file));
       this.modules.set(file, module);
@@ -211,8 +228,10 @@ export class Kernels {
 }
 
 /**
- * What a compiler wants beyond the file itself. No kernel needs an extension today; when one uses subgroups, the
- * line `enable subgroups;` is put before its source here, for Tint wants it and naga refuses it.
+ * With what Tint wants before a file that uses a feature; naga refuses these lines. Subgroups of one workgroup may take
+ * different ways here, which Tint takes for an error unless it is told.
  * @param {string} source
+ * @param {string[]} [needs] features
  */
-const forImplementation = (source) => source;
+const withFeatures = (source, needs = []) =>
+  (needs.includes('subgroups') ? 'enable subgroups;\ndiagnostic(off, subgroup_uniformity);\n' : '') + source;

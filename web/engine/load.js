@@ -16,6 +16,8 @@ import { requestPersistence } from './quota.js';
 import { checkSampling, samplingWords, seenBits } from './sampling.js';
 import { selfCheck } from './selfcheck.js';
 import { ChatTokenizer } from './tokenizer.js';
+import { Tuning } from './tuning.js';
+import { openMemory } from './tuning_memory.js';
 import { verifiesExactly } from './verification.js';
 import { inParallel, together, unlessAborted } from './waiting.js';
 import { WeightLoader } from './weights.js';
@@ -32,6 +34,7 @@ import { WeightLoader } from './weights.js';
  * @property {Session} session
  * @property {ChatTokenizer} tokenizer
  * @property {string[]} kernels
+ * @property {import('./tuning.js').TuningReport} tuning
  */
 
 const PARALLEL_FILES = 4;
@@ -47,7 +50,7 @@ export async function loadPack(url, options) {
   const onProgress = throttled(options.onProgress);
   onProgress({ phase: 'plan', loaded: 0, total: 1, unit: 'bytes' });
   const prepared = await prepare(url, options);
-  const { adapter, planned, problems } = await prepareGpu(prepared, options);
+  const { adapter, planned, problems, forced } = await prepareGpu(prepared, options);
   const [problem] = [...problems, await storageProblem(prepared)].filter((one) => one !== null);
   if (problem) {
     throw new TercetError(problem.code, problem.message, {
@@ -62,13 +65,27 @@ export async function loadPack(url, options) {
     options.device ?? (await requestDevice(adapter, neededLimits(prepared, adapter.limits), wantedFeatures(prepared)));
   const gpu = new Gpu(device, adapter, !options.device);
   try {
-    return await fill(gpu, prepared, planned, options, onProgress);
+    return await fill(gpu, prepared, { planned, forced }, options, onProgress);
   } catch (error) {
     // A loss also fails whatever was under way: the cause is what the person should read.
     const failure = gpu.failure ?? toTercetError(error);
     gpu.dispose();
+    const needs = optionalNeeds(prepared, failure);
+    if (needs.length) return loadPack(url, { ...options, without: [...(options.without ?? []), ...needs] });
     throw failure;
   }
+}
+
+/**
+ * Features without which a load may go better: a kernel that needs them computes wrongly, and others do without.
+ * @param {Prepared} prepared
+ * @param {TercetError} failure
+ * @returns {string[]}
+ */
+function optionalNeeds({ contract }, { code, detail }) {
+  if (code !== 'self-check-failed') return [];
+  const { kernel } = /** @type {{kernel: string}} */ (detail);
+  return contract.kernels.find(({ name }) => name === kernel)?.needs ?? [];
 }
 
 /**
@@ -94,12 +111,12 @@ const wantedFeatures = ({ contract }) => new Set(contract.kernels.flatMap((kerne
 /**
  * @param {Gpu} gpu
  * @param {Prepared} prepared
- * @param {PlannedStep[]} planned
+ * @param {{planned: PlannedStep[], forced?: import('./forced.js').Forced}} plan
  * @param {LoadOptions} options
  * @param {Listener} onProgress
  * @returns {Promise<Loaded>}
  */
-async function fill(gpu, prepared, planned, options, onProgress) {
+async function fill(gpu, prepared, { planned, forced }, options, onProgress) {
   const { pack, program, contract, choice, memory, files } = prepared;
   const kernels = new Kernels(gpu, contract, files);
   const limit = bindingLimit(gpu.limits, options.maxBindingBytes);
@@ -114,10 +131,16 @@ async function fill(gpu, prepared, planned, options, onProgress) {
     () => makeBuffers(gpu, program, contract, vocabulary, choice),
   );
 
+  const kept = await openMemory(prepared, gpu.info, options.signal);
+  const tuning = await Tuning.open(kernels, planned, { forced, memory: kept });
   const variants = usedVariants(prepared, planned, kernels);
   const [tokenizer] = await together(options.signal, [
     (signal) => download(prepared, loader, { ...options, signal }, onProgress),
-    (signal) => compileAndCheck(kernels, variants, signal, onProgress),
+    async (signal) => {
+      await compileAndCheck(kernels, variants, signal, onProgress);
+      await tuning.compile(signal);
+      return null;
+    },
   ]);
   if (!tokenizer) throw new TercetError('internal', 'The load ended without a tokenizer.');
   const executor = await Executor.create(kernels, planned, await loader.finish(), buffers, choice.chunk);
@@ -125,12 +148,15 @@ async function fill(gpu, prepared, planned, options, onProgress) {
   await warmUp(executor, vocabulary);
   const { contextLength } = choice;
   const logits = buffers.values[program.greedy[0].logits].data;
+  await tuning.run(executor, { logits, vocabulary, contextLength });
+  throwIfAborted(options.signal);
   executor.verifies = await verifiesExactly(executor, { logits, vocabulary, contextLength });
   throwIfAborted(options.signal);
   const session = new Session(executor, { vocabulary, contextLength, invalidId: contract.constants.invalid_id });
   await session.measureCosts();
   onProgress({ phase: 'ready', loaded: 1, total: 1, unit: 'kernels' });
-  return { prepared, gpu, session, tokenizer, kernels: [...new Set(variants.map(({ kernel }) => kernel.name))] };
+  const names = [...new Set(variants.map(({ kernel }) => kernel.name))];
+  return { prepared, gpu, session, tokenizer, kernels: names, tuning: tuning.report() };
 }
 
 /**
@@ -191,7 +217,6 @@ function usedVariants({ pack, contract }, planned, { gpu }) {
  * @param {import('./operations.js').Variant[]} variants
  * @param {AbortSignal} signal
  * @param {Listener} onProgress
- * @returns {Promise<null>}
  */
 async function compileAndCheck(kernels, variants, signal, onProgress) {
   let loaded = 0;
@@ -211,7 +236,6 @@ async function compileAndCheck(kernels, variants, signal, onProgress) {
     (done, total) => onProgress({ phase: 'check', loaded: done, total, unit: 'kernels' }),
     signal,
   );
-  return null;
 }
 
 /**

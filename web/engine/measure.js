@@ -9,6 +9,7 @@ import { bytesPerToken, distinctLinears, layersOf } from './measure_copies.js';
 import { measureLinear } from './measure_linear.js';
 import { Runs } from './measure_runs.js';
 import { Noise } from './measure_timing.js';
+import { verifySeconds } from './measure_verify.js';
 
 /**
  * @typedef {import('./prepare.js').Prepared} Prepared
@@ -18,7 +19,8 @@ import { Noise } from './measure_timing.js';
  * @typedef {{onProgress?: (progress: MeasureProgress) => void, signal?: AbortSignal, quick?: boolean}} MeasureOptions
  *
  * What is measured: the model that `index.js` holds.
- * @typedef {{prepared: Prepared, gpu: Gpu, session: Session, loadSeconds: number}} Measured
+ * @typedef {{prepared: Prepared, gpu: Gpu, session: Session, loadSeconds: number,
+ *   info: {tuning: import('./tuning.js').TuningReport}}} Measured
  *
  * Keys as in packer/bench_report.py, where their units stand.
  * @typedef {object} MeasureReport
@@ -30,12 +32,14 @@ import { Noise } from './measure_timing.js';
  * @property {import('./measure_linear.js').LinearReport[]} linears
  * @property {{context: number, tokensPerSecond: number, spread: number}[]} decode
  * @property {{tokens: number, tokensPerSecond: number}[]} prefill
+ * @property {import('./measure_verify.js').VerifyReport[]} verify
  * @property {number} firstTokenSeconds
  * @property {number} loadSeconds
  * @property {number} dispatchesPerToken
  * @property {number} dispatchesPerLayer
  * @property {number} cpuMsPerToken
  * @property {{bytesPerToken: number, tokensPerSecond: number, ratio: number}} limit
+ * @property {Record<string, Record<string, number>>} kernels
  * @property {object[]} peers
  *
  * How much is measured. seconds: least of one timing; repeats: timings, of which the median counts; budget: seconds
@@ -100,7 +104,7 @@ export async function measure(measured, { onProgress, signal, quick = false } = 
   const linears = distinctLinears(program, pack.tensors);
   const contexts = fitting(sizes.contexts, choice.contextLength - sizes.tokens);
   const prompts = fitting(sizes.prompts, choice.contextLength - 1);
-  const stages = new Stages(2 + linears.length + contexts.length + prompts.length, onProgress, signal);
+  const stages = new Stages(3 + linears.length + contexts.length + prompts.length, onProgress, signal);
   const device = await measureDevice(measured, linears, sizes, stages, signal);
   const model = await measureModel(session, contexts, prompts, sizes, stages, signal);
   stages.finish();
@@ -122,11 +126,13 @@ export async function measure(measured, { onProgress, signal, quick = false } = 
     linears: device.linears,
     decode: model.decode,
     prefill: model.prefill,
+    verify: model.verify,
     firstTokenSeconds: model.firstTokenSeconds,
     loadSeconds,
     ...dispatches(session, program),
     cpuMsPerToken: model.cpuMsPerToken,
     limit: { bytesPerToken: bytes, tokensPerSecond: most, ratio: first.tokensPerSecond / most },
+    kernels: measured.info.tuning.kernels,
     peers: [],
   };
 }
@@ -220,9 +226,10 @@ async function measureModel(session, contexts, prompts, sizes, stages, signal) {
     for (const tokens of prompts) {
       seconds.push(await stages.run(`reading ${tokens} tokens`, () => runs.prefill(tokens)));
     }
+    const verify = await stages.run('verifying drafts', () => verifySeconds(session, contexts[0], sizes, signal));
     const cpuMsPerToken = await stages.run('work of the processor', () => runs.cpu());
     const prefill = prompts.map((tokens, index) => ({ tokens, tokensPerSecond: tokens / seconds[index] }));
-    return { decode, prefill, firstTokenSeconds: seconds[0], cpuMsPerToken };
+    return { decode, prefill, verify, firstTokenSeconds: seconds[0], cpuMsPerToken };
   } finally {
     session.reuse([]);
   }

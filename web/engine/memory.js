@@ -125,10 +125,29 @@ export const valueRows = ({ shape }, { constants }, chunk) =>
  * @param {Contract} contract
  * @param {number} vocabulary
  */
-export function picksBytes({ rewrites, constants }, vocabulary) {
-  const parts = rewrites.flatMap(({ into }) => into.map(({ part }) => Math.ceil(vocabulary / Number(part ?? vocabulary))));
-  return 8 * Math.max(...parts) * constants.most_drafted;
+export function picksBytes(contract, vocabulary) {
+  const parts = partSizes(contract).map((part) => Math.ceil(vocabulary / part));
+  return 8 * Math.max(...parts) * contract.constants.most_drafted;
 }
+
+/**
+ * What `weigh` leaves for `draw`, a row: 256 sums of two words a part, and a key a logit.
+ * @param {Contract} contract
+ * @param {number} vocabulary
+ * @returns {{bins: number, keys: number}}
+ */
+export function weightsBytes(contract, vocabulary) {
+  const { most_drafted: rows } = contract.constants;
+  const counts = partSizes(contract).map((part) => ({ part, parts: Math.ceil(vocabulary / part) }));
+  return {
+    bins: 4 * 256 * 2 * rows * Math.max(...counts.map(({ parts }) => parts)),
+    keys: 4 * rows * Math.max(...counts.map(({ part, parts }) => part * parts)),
+  };
+}
+
+/** Logits of a part, of each operation that has parts of them. @param {Contract} contract */
+const partSizes = ({ rewrites }) =>
+  rewrites.flatMap(({ into }) => into.filter(({ part }) => part).map(({ part }) => Number(part)));
 
 /**
  * What `rope_attention` leaves for `attention_merge`, over all layers the most.
@@ -166,8 +185,9 @@ export function planMemory(pack, program, contract, { contextLength, kvCache, ch
   }
   for (const table of Object.values(program.tables)) sizes.work += 8 * table.inv_freq.length * contextLength;
   const parts = partsBytes(program, contract, contextLength);
-  sizes.work += parts + picksBytes(contract, pack.vocab_size);
-  sizes.largest = Math.max(sizes.largest, parts);
+  const { bins, keys } = weightsBytes(contract, pack.vocab_size);
+  sizes.work += parts + picksBytes(contract, pack.vocab_size) + bins + keys;
+  sizes.largest = Math.max(sizes.largest, parts, bins, keys);
   for (const value of Object.values(program.values)) {
     for (const bytes of Object.values(valueBytes(value, valueRows(value, contract, chunk)))) {
       sizes.work += bytes;

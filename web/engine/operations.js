@@ -181,6 +181,21 @@ function variantOf(contract, abilities, kernel, symbols) {
 }
 
 /**
+ * The same operation with another kernel, or other tuned constants.
+ * @param {Contract} contract
+ * @param {Abilities} abilities
+ * @param {Variant} variant
+ * @param {Kernel} kernel
+ * @param {Record<string, number>} tuned
+ * @returns {Variant}
+ */
+export function withSetting(contract, abilities, variant, kernel, tuned) {
+  const symbols = { ...variant.symbols };
+  for (const name of Object.keys(variant.kernel.tuned ?? {})) delete symbols[name];
+  return variantOf(contract, abilities, kernel, { ...symbols, ...tuned });
+}
+
+/**
  * The kernel that turns ternary rows as they lie on disk into the resident layout.
  * @param {Contract} contract
  * @param {Abilities} abilities

@@ -25,8 +25,10 @@ import { browserStore } from './store.js';
  * @property {AbortSignal} [signal]
  * @property {number} [contextLength]  tokens; default: the model's, at most 4096
  * @property {KvKind} [kvCache]  default f16
- * @property {string} [kernels]  forces kernels, for debugging: `norm_linear=off,linear_ternary.ROWS=32`
+ * @property {string} [kernels]  forces kernels, for debugging: `norm_linear=off,linear_ternary.ROWS=32`; `default`: times
+ *   nothing
  * @property {number} [prefillChunk]  most tokens of a prompt that are computed at once; default 128
+ * @property {string[]} [without]  features of the device that are left alone
  * @property {GPUDevice} [device]  stays the caller's
  * @property {string|URL} [shadersUrl]
  * @property {Store|null} [store]  null: keep nothing
@@ -173,16 +175,19 @@ function choose(
 /**
  * The adapter, and the program planned for it.
  * @param {Prepared} prepared
- * @param {Pick<LoadOptions, 'device'|'maxBindingBytes'|'kernels'>} options
+ * @param {Pick<LoadOptions, 'device'|'maxBindingBytes'|'kernels'|'without'>} options
  */
-export async function prepareGpu({ program, pack, contract, choice }, { device, maxBindingBytes, kernels }) {
+export async function prepareGpu({ program, pack, contract, choice }, { device, maxBindingBytes, kernels, without = [] }) {
   const forced = kernels === undefined ? undefined : parseForced(kernels, contract);
   const language = [...new Set(contract.kernels.flatMap((kernel) => kernel.language ?? []))];
-  const adapter = device ? await adapterOf(device, language) : await requestAdapter();
+  const found = device ? await adapterOf(device, language) : await requestAdapter();
+  const features = new Set([...found.abilities.features].filter((name) => !without.includes(name)));
+  const adapter = { ...found, abilities: { ...found.abilities, features } };
   const limit = bindingLimit(adapter.limits, maxBindingBytes);
   const problems = limitProblems(pack, program, contract, choice, limit);
   return {
     adapter,
+    forced,
     // Whoever has problems does not run the plan, whose matrices cannot be cut.
     planned: problems.length ? [] : planProgram(program, pack.tensors, contract, adapter.abilities, { ...choice, limit, forced }),
     problems,

@@ -1,6 +1,6 @@
 /** Runs each kernel on a stored input and compares: a device that computes wrongly is found before it talks. */
 import { compileCase, fromBase64, runOn } from './cases.js';
-import { overrideValues, tunedFor } from './contract.js';
+import { overrideValues } from './contract.js';
 import { TercetError, throwIfAborted } from './errors.js';
 import { PARALLEL_COMPILES } from './kernels.js';
 import { inParallel, together, unlessAborted } from './waiting.js';
@@ -22,7 +22,7 @@ import { inParallel, together, unlessAborted } from './waiting.js';
  */
 export async function selfCheck(kernels, variants, onProgress, signal) {
   const { cases } = await kernels.files.json('selfcheck.json', signal);
-  const tuned = /** @type {KernelCase[]} */ (cases).map((one) => tunedCase(kernels, one));
+  const tuned = /** @type {KernelCase[]} */ (cases).flatMap((one) => tunedCases(one, variants));
   const chosen = relevantCases(kernels.contract, tuned, variants);
   let done = 0;
   onProgress(done, chosen.length);
@@ -45,14 +45,20 @@ export async function selfCheck(kernels, variants, onProgress, signal) {
 }
 
 /**
- * A case with the workgroup sizes that this device gets: what is checked is what will run.
- * @param {Kernels} kernels
+ * A case with the tuned constants that the pack's kernels get here: what is checked is what will run.
  * @param {KernelCase} one
- * @returns {KernelCase}
+ * @param {Variant[]} variants
+ * @returns {KernelCase[]}
  */
-function tunedCase({ contract, gpu }, one) {
-  const kernel = contract.kernels.find(({ name }) => name === one.kernel);
-  return kernel ? { ...one, symbols: { ...one.symbols, ...tunedFor(kernel, gpu.abilities) } } : one;
+function tunedCases(one, variants) {
+  /** @type {Map<string, KernelCase>} */
+  const found = new Map();
+  for (const { kernel, overrides } of variants) {
+    if (kernel.name !== one.kernel) continue;
+    const tuned = Object.fromEntries(Object.keys(kernel.tuned ?? {}).map((name) => [name, overrides[name]]));
+    found.set(JSON.stringify(tuned), { ...one, symbols: { ...one.symbols, ...tuned } });
+  }
+  return [...found.values()];
 }
 
 /**

@@ -25,9 +25,9 @@ export async function verifiesExactly(executor, { logits, vocabulary, contextLen
       const ids = Array.from({ length: size }, (_, index) => (7919 * (index + 1)) % vocabulary);
       const apart = new Uint32Array(size * vocabulary);
       for (const [index, id] of ids.entries()) {
-        apart.set(await read(executor, logits, 'one', [id], start + index, vocabulary), index * vocabulary);
+        apart.set(await logitsOf(executor, logits, 'one', [id], start + index, vocabulary), index * vocabulary);
       }
-      const together = await read(executor, logits, 'few', ids, start, vocabulary);
+      const together = await logitsOf(executor, logits, 'few', ids, start, vocabulary);
       if (together.some((word, index) => word !== apart[index])) return false;
     }
   }
@@ -43,7 +43,7 @@ export async function verifiesExactly(executor, { logits, vocabulary, contextLen
  * @param {number} position
  * @param {number} vocabulary
  */
-async function read(executor, logits, kind, ids, position, vocabulary) {
+export async function logitsOf(executor, logits, kind, ids, position, vocabulary) {
   const { gpu, buffers } = executor;
   gpu.queue.writeBuffer(buffers.run.ids, 0, Uint32Array.from(ids));
   gpu.queue.writeBuffer(buffers.run.step, 0, new Uint32Array([position, ids.length, ids.length, 0]));

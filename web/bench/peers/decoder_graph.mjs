@@ -1,6 +1,7 @@
 /**
  * A decoder of the usual kind (RMS norm, rotary grouped attention, gated MLP) out of ONNX Runtime's own operators, with
- * random weights. One token a run; past and present of a layer's cache are meant to be bound to one buffer.
+ * random weights, one token a run. A layer's cache either has a fixed capacity, and past and present are meant to be
+ * bound to one buffer, or grows by a row a run.
  *
  * @import { Graph, Initializer, Operation } from './onnx.mjs'
  * @import { Form } from './quantized.mjs'
@@ -32,20 +33,37 @@ export const SHAPES = {
     vocabulary: 128256,
   },
 };
+/**
+ * A shape by its name, or by its sizes: layers=2,hidden=128,... with every key of Shape.
+ *
+ * @param {string} text @returns {Shape}
+ */
+export function shapeOf(text) {
+  if (Object.hasOwn(SHAPES, text)) return SHAPES[text];
+  const sizes = Object.fromEntries(text.split(',').map((part) => part.split('=')));
+  const keys = Object.keys(SHAPES.tiny);
+  if (keys.length !== Object.keys(sizes).length || !keys.every((key) => /^[1-9]\d{0,6}$/.test(sizes[key] ?? ''))) {
+    const known = Object.keys(SHAPES).join(', ');
+    throw new Error(`shape: expected one of ${known}, or sizes as ${keys.join('=N,')}=N, found ${text}`);
+  }
+  return /** @type {any} */ (Object.fromEntries(keys.map((key) => [key, Number(sizes[key])])));
+}
+
 /** A token reads one row of the embedding, so a few rows stand for all. */
-const EMBEDDING_ROWS = 256;
+export const EMBEDDING_ROWS = 256;
 /** 2 bits would ruin a head, which peers keep at 4 or more. */
 const HEAD_BITS = 4;
 const EPSILON = 1e-5;
 const ROPE_THETA = 10000;
 
 /**
- * @param {Shape} shape @param {{bits: number, dtype: 'f32' | 'f16', capacity: number}} options capacity: cache rows
- * @returns {Graph & {bytesPerToken: number}} bytesPerToken: of weights
+ * @param {Shape} shape
+ * @param {{bits: number, dtype: 'f32' | 'f16', capacity: number}} options capacity: cache rows at most
+ * @returns {Graph & {bytesPerToken: number, growing: Graph}} bytesPerToken: of weights; growing: the same decoder, whose
+ *   cache grows
  */
 export function decoderGraph(shape, { bits, dtype, capacity }) {
   const { layers, hidden, heads, kvHeads, headDim, intermediate, vocabulary } = shape;
-  const cacheShape = [1, kvHeads, capacity, headDim];
   /** @type {Initializer[]} */
   const initializers = [];
   /** @type {Operation[]} */
@@ -118,20 +136,22 @@ export function decoderGraph(shape, { bits, dtype, capacity }) {
   linear(`h${layers}.normed`, 'head', { rows: vocabulary, columns: hidden, bits: HEAD_BITS }, 'logits');
 
   const every = Array.from({ length: layers }, (_, layer) => layer);
-  const caches = (/** @type {string[]} */ names) =>
-    every.flatMap((layer) => names.map((name) => ({ name: `${name}.${layer}`, dtype, shape: cacheShape })));
-  return {
+  const caches = (/** @type {string[]} */ names, /** @type {number | string} */ rows) =>
+    every.flatMap((layer) =>
+      names.map((name) => ({ name: `${name}.${layer}`, dtype, shape: [1, kvHeads, rows, headDim] })),
+    );
+  const graph = (/** @type {number | string} */ past, /** @type {number | string} */ present) => ({
     inputs: [
-      { name: 'ids', dtype: 'i32', shape: [1, 1] },
-      { name: 'last', dtype: 'i32', shape: [1] },
-      { name: 'total', dtype: 'i32', shape: [1] },
-      ...caches(['pastKey', 'pastValue']),
+      { name: 'ids', dtype: /** @type {const} */ ('i32'), shape: [1, 1] },
+      { name: 'last', dtype: /** @type {const} */ ('i32'), shape: [1] },
+      { name: 'total', dtype: /** @type {const} */ ('i32'), shape: [1] },
+      ...caches(['pastKey', 'pastValue'], past),
     ],
-    outputs: [{ name: 'logits', dtype, shape: [1, 1, vocabulary] }, ...caches(['key', 'value'])],
+    outputs: [{ name: 'logits', dtype, shape: [1, 1, vocabulary] }, ...caches(['key', 'value'], present)],
     initializers,
     nodes,
-    bytesPerToken,
-  };
+  });
+  return { ...graph(capacity, capacity), growing: graph('past', 'present'), bytesPerToken };
 }
 
 /** Angles of the rotary embedding, [positions, pairs]. @param {number} positions @param {number} pairs */

@@ -1,29 +1,26 @@
 /**
  * Times ONNX Runtime Web's MatMulNBits, the linear of its quantized models, with weights and activations on the GPU.
  *
- *   node matmulnbits.mjs [--quick] [--f16] [--bits 4,2] [--tokens 1,512] [NxK ...]     rows x columns of each matrix
+ *   node matmulnbits.mjs [--quick | --software] [--f16] [--bits 4,2] [--tokens 1,512] [NxK ...]    rows x columns
  *
- * JSON on stdout, one entry a measurement, progress on stderr.
+ * JSON lines on stdout, one a measurement; progress on stderr.
  * secondsPerRun: a run of a model of one product, with all that ONNX Runtime does around it.
  * secondsPerNode: (run of a model of `nodes` products - run of one) / (nodes - 1), each with weights of its own, all
  * reading one input and writing one output buffer, so that each waits for the one before: what a product costs inside a
- * model. Both are the fastest of several rounds, and of plain runs and replayed ones (`graphCapture`).
+ * model. Both are the fastest of several rounds of replayed runs (`graphCapture`), in full of plain ones too.
  *
  * @import { Initializer } from './onnx.mjs'
+ * @import { Effort } from './ort.mjs'
  * @import { Form } from './quantized.mjs'
  */
 import { parseArgs } from 'node:util';
 
 import { encodeModel } from './onnx.mjs';
-import { gpuTensor, loadOrt, ORT_TYPES, secondsPerRun } from './ort.mjs';
+import { EFFORT_OPTIONS, effortOf, gpuTensor, loadOrt, secondsPerRun, writeLines } from './ort.mjs';
 import { exactActivations, expectedElement, floats, product, randomMatrix, values, weightBytes } from './quantized.mjs';
 
 const BITNET_2B = ['3840x2560', '2560x2560', '13824x2560', '2560x6912'];
 const SMOLLM2_135M = ['960x576', '576x576', '3072x576', '576x1536'];
-/** Products in the larger model: so many that their weights exceed a GPU's cache, within reason. */
-const FEWEST_NODES = 16;
-const MOST_NODES = 256;
-const CACHE_BYTES = 128 * 2 ** 20;
 /** Elements of each product that are compared with their values, from its last token. */
 const COMPARED = 16;
 /** How far they may be off, relative to the largest: the activations are exact in int8, so only sums are rounded. */
@@ -31,7 +28,7 @@ const TOLERANCE = { f32: 1e-4, f16: 2e-2 };
 
 /** @typedef {{ort: any, device: GPUDevice}} Runtime */
 /**
- * @typedef {{quick: boolean, dtype: 'f32' | 'f16', bits: number[], tokens: number[], shapes: [number, number][]}} Plan
+ * @typedef {{effort: Effort, dtype: 'f32' | 'f16', bits: number[], tokens: number[], shapes: [number, number][]}} Plan
  * shapes are [rows, columns]
  */
 
@@ -47,24 +44,24 @@ function readArguments() {
   const { values: given, positionals } = parseArgs({
     allowPositionals: true,
     options: {
-      quick: { type: 'boolean', default: false },
+      ...EFFORT_OPTIONS,
       f16: { type: 'boolean', default: false },
       bits: { type: 'string', default: '4,2' },
       tokens: { type: 'string' },
     },
   });
-  const { quick, f16 } = given;
-  const names = positionals.length ? positionals : quick ? ['64x256'] : [...BITNET_2B, ...SMOLLM2_135M];
+  const { software, f16 } = given;
+  const names = positionals.length ? positionals : software ? ['64x256'] : [...BITNET_2B, ...SMOLLM2_135M];
   const shapes = names.map((name) => {
     const shape = numbers(name, 'shape', (n) => n > 0, 'rows x columns, such as 2560x6912');
     if (shape.length !== 2) throw new Error(`shape: expected rows x columns, such as 2560x6912, found ${name}`);
     return /** @type {[number, number]} */ (shape);
   });
   return {
-    quick,
+    effort: effortOf(given),
     dtype: f16 ? 'f16' : 'f32',
     bits: numbers(given.bits, '--bits', (n) => [2, 4, 8].includes(n), '2, 4 or 8, separated by commas'),
-    tokens: numbers(given.tokens ?? (quick ? '1' : '1,512'), '--tokens', (n) => n > 0, 'positive numbers'),
+    tokens: numbers(given.tokens ?? (software ? '1' : '1,512'), '--tokens', (n) => n > 0, 'positive numbers'),
     shapes,
   };
 }
@@ -107,7 +104,7 @@ function check(found, x, form, dtype, matrices) {
  * @param {Initializer[][]} matrices
  * @param {boolean} graphCapture
  */
-async function time({ ort, device }, { dtype, quick }, form, tokens, matrices, graphCapture) {
+async function time({ ort, device }, { dtype, effort }, form, tokens, matrices, graphCapture) {
   const graph = model(form, dtype, tokens, matrices);
   const session = await ort.InferenceSession.create(encodeModel(graph), {
     executionProviders: ['webgpu'],
@@ -123,7 +120,7 @@ async function time({ ort, device }, { dtype, quick }, form, tokens, matrices, g
   const x = await gpuTensor(ort, dtype, [1, tokens, form.columns], negated);
   const y = await gpuTensor(ort, dtype, [1, tokens, form.rows]);
   const outputs = Object.fromEntries(graph.outputs.map(({ name }) => [name, y.tensor]));
-  const seconds = await secondsPerRun(device, () => session.run({ x: x.tensor }, outputs), quick);
+  const seconds = await secondsPerRun(device, () => session.run({ x: x.tensor }, outputs), effort);
   check(values(await y.tensor.getData()), activations, form, dtype, matrices);
   await session.release();
   await x.dispose();
@@ -132,9 +129,9 @@ async function time({ ort, device }, { dtype, quick }, form, tokens, matrices, g
 }
 
 /** @param {Plan} plan @param {Form} form @returns {Initializer[][]} the matrices of the larger model */
-function matricesOf({ quick, dtype }, form) {
-  const needed = Math.ceil(CACHE_BYTES / weightBytes(form, dtype));
-  const nodes = quick ? 4 : Math.min(Math.max(needed, FEWEST_NODES), MOST_NODES);
+function matricesOf({ effort: { cacheBytes, fewestNodes, nodes: most }, dtype }, form) {
+  // So many that their weights exceed a GPU's cache, within reason.
+  const nodes = Math.min(Math.max(Math.ceil(cacheBytes / weightBytes(form, dtype)), fewestNodes), most);
   return Array.from({ length: nodes }, (_, index) => randomMatrix(`w${index}`, form, dtype, index));
 }
 
@@ -145,13 +142,21 @@ function matricesOf({ quick, dtype }, form) {
 async function measure(runtime, plan, form, tokens, matrices) {
   const nodes = matrices.length;
   const ways = [];
-  for (const graphCapture of [false, true]) {
-    const one = await time(runtime, plan, form, tokens, matrices.slice(0, 1), graphCapture);
-    const many = await time(runtime, plan, form, tokens, matrices, graphCapture);
-    // Negative where noise is larger than what is measured: then nothing was.
-    const node = (many - one) / (nodes - 1);
-    ways.push({ many, secondsPerRun: one, secondsPerNode: node > 0 ? node : null, nodes, graphCapture });
+  let failure = null;
+  for (const graphCapture of [true, false]) {
+    if (!graphCapture && ways.length && !plan.effort.plainToo) break;
+    try {
+      const one = await time(runtime, plan, form, tokens, matrices.slice(0, 1), graphCapture);
+      const many = await time(runtime, plan, form, tokens, matrices, graphCapture);
+      // Negative where noise is larger than what is measured: then nothing was.
+      const node = (many - one) / (nodes - 1);
+      ways.push({ many, secondsPerRun: one, secondsPerNode: node > 0 ? node : null, nodes, graphCapture });
+    } catch (error) {
+      // What cannot be replayed may run all the same.
+      failure = error;
+    }
   }
+  if (!ways.length) throw failure;
   const { many, ...best } = ways.reduce((best, way) => (way.many < best.many ? way : best));
   return best;
 }
@@ -167,14 +172,16 @@ function summary(times) {
   return `${micro(times.secondsPerNode)} a product, ${micro(times.secondsPerRun)} a run of one`;
 }
 
-async function main() {
+async function* measurements() {
   const plan = readArguments();
   const { ort, device, version, adapter } = await loadOrt({ f16: plan.dtype === 'f16' });
   process.stderr.write(`onnxruntime-web ${version} on ${adapter.description}\n`);
   const common = { peer: 'onnxruntime-web', version, device: adapter.description };
   const peer = { ...common, op: 'MatMulNBits', activations: plan.dtype };
-  if (plan.dtype === 'f16' && !adapter.f16) return [{ ...peer, notRun: 'the device has no shader-f16' }];
-  const results = [];
+  if (plan.dtype === 'f16' && !adapter.f16) {
+    for (const bits of plan.bits) yield { ...peer, bits, notRun: 'the device has no shader-f16' };
+    return;
+  }
   for (const bits of plan.bits) {
     for (const [rows, columns] of plan.shapes) {
       const form = { rows, columns, bits };
@@ -182,16 +189,11 @@ async function main() {
       for (const tokens of plan.tokens) {
         const product = { ...peer, ...form, tokens, weightBytes: weightBytes(form, plan.dtype) };
         const times = await measure({ ort, device }, plan, form, tokens, matrices).catch(notRun);
-        results.push({ ...product, ...times });
         process.stderr.write(`${rows}x${columns} ${bits} bits ${tokens} tokens: ${summary(times)}\n`);
+        yield { ...product, ...times };
       }
     }
   }
-  return results;
 }
 
-main().then(
-  // Dawn and ONNX Runtime keep the process alive.
-  (results) => process.stdout.write(`${JSON.stringify(results)}\n`, () => process.exit(0)),
-  (error) => process.stderr.write(`${error instanceof Error ? error.message : error}\n`, () => process.exit(1)),
-);
+await writeLines(measurements());

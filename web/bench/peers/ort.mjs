@@ -23,7 +23,7 @@ const F16_ON_NVIDIA = 'enable-dawn-features=vulkan_enable_f16_on_nvidia';
  * @param {string} name of a package @param {string} variable of the environment that names its folder
  * @returns {string} its folder
  */
-function packageFolder(name, variable) {
+export function packageFolder(name, variable) {
   const named = process.env[variable];
   if (named) {
     if (existsSync(join(named, 'package.json'))) return named;
@@ -122,17 +122,67 @@ export async function gpuTensor(ort, dtype, shape, data) {
   return { tensor: y, dispose };
 }
 
-/** A round waits for the GPU once, at its end; it is so long that this does not count. */
-const ROUND_SECONDS = 0.2;
-const ROUNDS = 3;
+/**
+ * How long is measured. first: runs of the round that tells how many fit a later one, which lasts `roundSeconds` or so:
+ * each round waits for the GPU once, at its end, and is so long that this does not count. A matrix goes round in
+ * `nodes` copies at most, `cacheBytes` if that is fewer, but no fewer than `fewestNodes`. plainToo: runs that are not
+ * replayed are timed as well.
+ *
+ * @typedef {{first: number, roundSeconds: number, rounds: number, fewestNodes: number, nodes: number,
+ *   cacheBytes: number, plainToo: boolean, tokens: number}} Effort tokens: of a timing of decode, at most
+ */
+/** @type {Record<'full' | 'quick' | 'software', Effort>} */
+export const EFFORTS = {
+  full: {
+    first: 10,
+    roundSeconds: 0.2,
+    rounds: 3,
+    fewestNodes: 16,
+    nodes: 256,
+    cacheBytes: 128 * 2 ** 20,
+    plainToo: true,
+    tokens: 128,
+  },
+  quick: {
+    first: 3,
+    roundSeconds: 0.05,
+    rounds: 2,
+    fewestNodes: 4,
+    nodes: 64,
+    cacheBytes: 64 * 2 ** 20,
+    plainToo: false,
+    tokens: 48,
+  },
+  // A program on the processor: its figures say little, but the run must end soon.
+  software: {
+    first: 1,
+    roundSeconds: 0,
+    rounds: 1,
+    fewestNodes: 4,
+    nodes: 4,
+    cacheBytes: 0,
+    plainToo: false,
+    tokens: 3,
+  },
+};
+const LEAST_RUNS = 2;
 const MOST_RUNS = 4000;
+
+/** Options of the scripts that name an effort, for parseArgs. */
+export const EFFORT_OPTIONS = /** @type {const} */ ({
+  quick: { type: 'boolean', default: false },
+  software: { type: 'boolean', default: false },
+});
+
+/** @param {{quick?: boolean, software?: boolean}} given @returns {Effort} */
+export const effortOf = ({ quick, software }) => EFFORTS[software ? 'software' : quick ? 'quick' : 'full'];
 
 /**
  * Seconds of one run, by the fastest round of many runs.
  *
- * @param {GPUDevice} device @param {() => Promise<unknown>} run @param {boolean} quick a short round only
+ * @param {GPUDevice} device @param {() => Promise<unknown>} run @param {Effort} effort
  */
-export async function secondsPerRun(device, run, quick) {
+export async function secondsPerRun(device, run, { first, roundSeconds, rounds }) {
   const round = async (/** @type {number} */ runs) => {
     const start = performance.now();
     for (let count = 0; count < runs; count++) await run();
@@ -141,9 +191,29 @@ export async function secondsPerRun(device, run, quick) {
   };
   // Compiles, and captures the graph where that is wanted.
   await round(2);
-  const first = await round(quick ? 1 : 10);
-  const runs = quick ? 2 : Math.min(Math.max(Math.ceil(ROUND_SECONDS / first), 3), MOST_RUNS);
+  const about = await round(first);
+  const runs = Math.min(Math.max(Math.ceil(roundSeconds / about), LEAST_RUNS), MOST_RUNS);
   let best = Infinity;
-  for (let count = 0; count < (quick ? 1 : ROUNDS); count++) best = Math.min(best, await round(runs));
+  for (let count = 0; count < rounds; count++) best = Math.min(best, await round(runs));
   return best;
+}
+
+/** What a script tells the process that has started it with a channel, and may end it then. */
+export const FINISHED = 'finished';
+
+/**
+ * Runs a script: what it yields goes to stdout, a JSON line each as soon as it is known, so that a script that is
+ * stopped or crashes keeps what it has measured.
+ *
+ * @param {AsyncIterable<object>} entries
+ */
+export async function writeLines(entries) {
+  try {
+    for await (const entry of entries) process.stdout.write(`${JSON.stringify(entry)}\n`);
+    // Dawn and ONNX Runtime keep the process alive, and leaving waits for V8's compiler, which is busy with ONNX Runtime
+    // for most of a minute: who started this script need not wait for that.
+    process.stdout.write('', () => (process.send ? process.send(FINISHED) : process.exit(0)));
+  } catch (error) {
+    process.stderr.write(`${error instanceof Error ? error.message : error}\n`, () => process.exit(1));
+  }
 }

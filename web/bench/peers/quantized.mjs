@@ -21,16 +21,20 @@ export const blocks = ({ columns }) => Math.ceil(columns / BLOCK);
 export const weightBytes = (form, dtype) =>
   form.rows * blocks(form) * ((BLOCK * form.bits) / 8 + (dtype === 'f16' ? 2 : 4));
 
+/** Words of noise, after which it repeats: a model has hundreds of MB of it. */
+const PERIOD = 2 ** 18;
+
 /** Bytes that look random and depend on the seed alone. @param {number} length @param {number} seed */
 export function noise(length, seed) {
   const words = new Uint32Array(Math.ceil(length / 4));
   let state = Math.imul(seed + 1, 0x9e3779b1) >>> 0 || 1;
-  for (let index = 0; index < words.length; index++) {
+  for (let index = 0; index < Math.min(words.length, PERIOD); index++) {
     state ^= state << 13;
     state ^= state >>> 17;
     state ^= state << 5;
     words[index] = state;
   }
+  for (let filled = PERIOD; filled < words.length; filled *= 2) words.copyWithin(filled, 0, filled);
   return new Uint8Array(words.buffer, 0, length);
 }
 

@@ -1,0 +1,48 @@
+"""Cases of the kernels that use subgroups: those of the kernels that they replace, with the same expected values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from .case_kit import Case
+from .cases_fused import fused_case, fused_cases, merge_case, merge_cases
+from .cases_linear import linear_case, linear_ternary_cases
+from .contract import kernels
+
+#: Constants other than the defaults, each for one case of a kernel.
+_TUNED: Mapping[str, tuple[Mapping[str, int], ...]] = {
+    "linear_ternary": ({"ROWS": 32}, {"SPLIT": 2}, {"ROWS": 32, "SPLIT": 2}),
+    "norm_linear": ({"ROWS": 32}, {"ROWS": 128}),
+}
+_TUNED_CASES = ("linear_ternary a8 33x576", "linear_ternary a16 33x576", "norm_linear a8 33x576")
+
+
+def rows_kernel(name: str) -> str:
+    """``norm_linear_4`` -> ``norm_linear_rows_4``."""
+    base, _, tile = name.rpartition("_")
+    return f"{base}_rows_{tile}" if tile.isdigit() else f"{name}_rows"
+
+
+def subgroup_cases() -> Iterator[Case]:
+    """All cases with scales by row and default constants of which there is such a kernel, and a few with others."""
+    known = {kernel.name for kernel in kernels()}
+    for case in (*linear_ternary_cases(), *fused_cases(), *merge_cases(), *_few()):
+        if case.symbols["scale"] == "group" or "WORKGROUP" in case.symbols or rows_kernel(case.kernel) not in known:
+            continue
+        rows = replace(case, name=f"{case.name} rows", kernel=rows_kernel(case.kernel))
+        yield rows
+        if case.name in _TUNED_CASES:
+            for tuned in _TUNED[case.kernel]:
+                title = " ".join(f"{name} {value}" for name, value in tuned.items())
+                yield replace(rows, name=f"{rows.name} {title}", symbols={**rows.symbols, **tuned})
+
+
+def _few() -> Iterator[Case]:
+    """Small ones of drafts, for the self-check."""
+    yield linear_case("linear_ternary tiny few 4", "a8", "ternary", 3, 36, 4, few=True)
+    several: dict[str, dict[str, Any]] = {"norm": {}, "quantize": {}, "glu": {"act": "relu2", "gain": True}}
+    for first, options in several.items():
+        yield fused_case(f"{first}_linear tiny few 4", first, "a8", 3, 36, 4, few=True, **options)
+    yield merge_case("merge_linear tiny few 4", "a8", 2, 16, 4, 3, few=True, gain=True)
