@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from .checkpoints.hub import is_hub
 from .export import ExportOptions, ExportResult, export
 from .tensors import TensorReport
 
@@ -40,7 +41,7 @@ class Linears(StrEnum):
 
 
 def export_command(
-    source: Annotated[Path, typer.Argument(help="Checkpoint folder (safetensors) or GGUF file.")],
+    source: Annotated[Path, typer.Argument(help="Checkpoint folder, GGUF file, or hf:OWNER/NAME@REVISION of a hub.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to create.")],
     name: Annotated[str | None, typer.Option(help="Name shown to people; the source's name if left out.")] = None,
     description: Annotated[str, typer.Option(help="One sentence shown with the name.")] = "",
@@ -76,7 +77,7 @@ def export_command(
 
 
 def _export(source: Path, out: Path, options: ExportOptions) -> ExportResult:
-    with Progress(
+    bar = Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -85,13 +86,19 @@ def _export(source: Path, out: Path, options: ExportOptions) -> ExportResult:
         TextColumn("left"),
         console=Console(stderr=True),
         transient=True,
-    ) as bar:
-        task = bar.add_task("reading", total=None)
+    )
+    task = bar.add_task("reading", total=None)
 
-        def show(tensor: str, done: int, total: int) -> None:
-            bar.update(task, description=tensor or "finishing", completed=done, total=total)
+    def show(tensor: str, done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, description=tensor or "finishing", completed=done, total=total)
 
+    if not is_hub(source):  # downloads have bars of their own; ours comes after them
+        bar.start()
+    try:
         return export(source, out, options, show)
+    finally:
+        bar.stop()
 
 
 def _summary(result: ExportResult) -> None:
@@ -104,6 +111,7 @@ def _summary(result: ExportResult) -> None:
         table.add_row(*_row(part, reports))
     console = Console()
     console.print(table)
+    console.print(_proof(result), highlight=False)
     console.print(
         f"all weights: {result.weight_bytes / 1e6:.1f} MB, {result.manifest['bits_per_weight']:.2f} bits a weight over "
         f"{result.manifest['parameters'] / 1e6:.1f} M parameters, embedding included; ternary part: "
@@ -111,6 +119,19 @@ def _summary(result: ExportResult) -> None:
         f"whole pack: {result.bytes / 1e6:.1f} MB with tokenizer and program; {result.seconds:.1f} s",
         highlight=False,
     )
+
+
+def _proof(result: ExportResult) -> str:
+    """In words: how many linears are the checkpoint's own ternary weights, and what else is only near the original."""
+    total, exact = (result.manifest["linears"][key] for key in ("total", "exact"))
+    words = [f"{exact} of {total} linears are exactly the checkpoint's ternary weights"]
+    for part, reports in _by_part(result).items():
+        kind, encoding = part.split("|")
+        near = [report for report in reports if not report.exact]
+        count = sum(len(report.linears) for report in near)
+        if near:
+            words.append(f"{f'{count} of them in' if count else kind} {encoding}: an approximation")
+    return "; ".join(words)
 
 
 def _bits_text(bits: float | None) -> str:

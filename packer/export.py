@@ -165,8 +165,9 @@ class _Exporter:
         weights = sum(report.weights for report in self.encoder.reports)
         ternary = [report for report in self.encoder.reports if report.encoding == "ternary"]
         lossless = all(report.exact for report in self.encoder.reports)
+        linears = [report for report in self.encoder.reports for _ in report.linears]
         return {
-            "name": _printable(self.options.name or _name(self.checkpoint.path)),
+            "name": _printable(self.options.name or info.name or _name(self.checkpoint.path)),
             "description": _printable(self.options.description),
             "license": info.license,
             "family": model.family,
@@ -175,6 +176,10 @@ class _Exporter:
             "parameters": weights,
             "vocab_size": model.vocabulary,
             "context_length": model.context,
+            "linears": {
+                "total": len(linears),
+                "exact": sum(report.exact and report.encoding == "ternary" for report in linears),
+            },
             "bits_per_weight": round(self.writer.shard_total * 8 / weights, 4),
             "ternary_bits_per_weight": _bits(ternary) if ternary else None,
             "resident_bytes": sum(_resident_bytes(entry) for entry in self.writer.entries.values()),

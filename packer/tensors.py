@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,7 +23,10 @@ from .writer import HEADER_BYTES_A_KEY, PackWriter
 
 @dataclass
 class TensorReport:
-    """What happened to one tensor. error: relative RMS error of the stored values; exact: no value changed."""
+    """What happened to one tensor. error: relative RMS error of the stored values.
+
+    exact: what was written decodes to the checkpoint's own numbers. linears: names of the checkpoint's linears in it.
+    """
 
     name: str
     encoding: str
@@ -32,6 +35,7 @@ class TensorReport:
     exact: bool
     error: float
     zeros: float | None = None
+    linears: list[str] = field(default_factory=list)
 
 
 class TensorEncoder:
@@ -55,12 +59,18 @@ class TensorEncoder:
         counts = tuple(rows for _, rows in matrix.sources) if kind == "parts" else ()
         entry = self._entry(matrix, "ternary", kind, counts, group)
         size, zeros = scales.nbytes, 0
+        starts = np.cumsum([0, *(rows for _, rows in matrix.sources)])
         for index, (start, stop) in enumerate(_spans(entry.slices)):
             packed = []
             for part, first, last in self._pieces(matrix, start, stop):
                 trits = parts[part].trits[first:last]
                 zeros += trits.size - int(np.count_nonzero(trits))
                 packed.append(encodings.encode_trits(trits))
+                own = slice(part, part + 1) if kind == "parts" else slice(starts[part] + first, starts[part] + last)
+                piece = WeightTensor(
+                    matrix.name, "ternary", trits.shape, packed[-1], scales[own], kind, (len(trits),), group
+                )
+                self._prove(matrix, part, parts[part], (first, last), piece)
             data = np.concatenate(packed)
             size += data.nbytes
             self.writer.add(f"{matrix.name}.data.{index}", data)
@@ -69,7 +79,24 @@ class TensorEncoder:
         if kind == "parts":
             self.writer.add(f"{matrix.name}.scale", scales)
         weights = matrix.rows * matrix.columns
-        self.reports.append(TensorReport(matrix.name, "ternary", weights, size, True, 0.0, zeros / weights))
+        linears = [name for name, _ in matrix.sources]
+        self.reports.append(TensorReport(matrix.name, "ternary", weights, size, True, 0.0, zeros / weights, linears))
+
+    def _prove(self, matrix: Matrix, index: int, part: Ternary, rows: tuple[int, int], written: WeightTensor) -> None:
+        """Decode rows as they were written and compare them with the checkpoint's own numbers, bit for bit.
+
+        Packed bytes, and masters that the model rounds itself, have no numbers to read again: their trits are compared.
+        """
+        name, count = matrix.sources[index]
+        if part.rounded or self.checkpoint.is_packed(name):
+            expected = part.values(*rows)
+        else:
+            expected = read_rows(self.checkpoint, name, (count, matrix.columns), *rows)
+        if not np.array_equal(dequantize(written), expected):
+            raise CheckpointError(
+                f"{self.checkpoint.path}: tensor {name}, rows {rows[0]} to {rows[1]}: what was written is not what the "
+                "checkpoint holds; this is a fault of the packer or of this machine's memory, so there is no pack"
+            )
 
     def floats(self, matrix: Matrix, encoding: str, parts: Sequence[Ternary | None]) -> None:
         """Store a matrix in q8, q4, f16 or f32; parts that are ternary are multiplied out."""
@@ -94,7 +121,8 @@ class TensorEncoder:
         # Rounded, since the last digits of a long sum depend on the machine.
         relative = float(f"{np.sqrt(errors / squares):.4g}") if squares else 0.0
         weights = matrix.rows * matrix.columns
-        self.reports.append(TensorReport(matrix.name, encoding, weights, size, errors == 0, relative))
+        linears = [] if matrix.is_embedding else [name for name, _ in matrix.sources]
+        self.reports.append(TensorReport(matrix.name, encoding, weights, size, errors == 0, relative, None, linears))
 
     def _entry(
         self, matrix: Matrix, encoding: str, kind: str | None, parts: tuple[int, ...], group: int
@@ -152,17 +180,31 @@ def _spans(slices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _merge_scales(matrix: Matrix, parts: Sequence[Ternary]) -> tuple[str, int, np.ndarray]:
-    """(scale kind, group, scales) of stacked parts; parts of different kinds fall back to one scale a row."""
+    """(scale kind, group, scales) of stacked parts; parts of different kinds take the finest of them."""
     kinds = {(part.scale_kind, part.group) for part in parts}
     if len(kinds) == 1:
         kind, group = kinds.pop()
         return kind, group, np.concatenate([part.scales for part in parts])
-    if any(part.scale_kind == "group" for part in parts):
-        raise CheckpointError(
-            f"tensor {matrix.name}: its parts have scales of different kinds {sorted(kinds)}; not supported"
-        )
+    groups = [part.group for part in parts if part.group]
+    if groups:
+        return "group", min(groups), np.concatenate([_by_group(matrix, part, min(groups)) for part in parts])
     rows = [np.broadcast_to(part.scales, (len(part.trits),)) for part in parts]
     return "row", 0, np.concatenate(rows)
+
+
+def _by_group(matrix: Matrix, part: Ternary, group: int) -> np.ndarray:
+    """The part's scales as f16 ``[N, ceil(K/group)]``. Raises CheckpointError if f16 does not hold one."""
+    groups = quotient_up(matrix.columns, group)
+    if part.group:
+        return np.repeat(part.scales, part.group // group, axis=1)[:, :groups]
+    with np.errstate(over="ignore"):
+        halves = part.scales.astype(np.float16)
+    if not np.array_equal(halves.astype(np.float32), part.scales):
+        raise CheckpointError(
+            f"tensor {matrix.name}: one of its parts has scales by groups of columns, another a scale that f16 does "
+            "not hold; together they are not supported"
+        )
+    return np.broadcast_to(halves[:, None], (len(part.trits), groups))
 
 
 def _decoded(data: np.ndarray, scales: np.ndarray | None, encoding: str, shape: tuple[int, ...]) -> np.ndarray:

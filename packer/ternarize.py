@@ -22,12 +22,16 @@ Pieces = Iterable[np.ndarray]
 
 @dataclass(frozen=True)
 class Ternary:
-    """trits int8 ``[N, K]``; scales f32 ``[1]`` (``parts``), f32 ``[N]`` (``row``) or f16 ``[N, G]`` (``group``)."""
+    """trits int8 ``[N, K]``; scales f32 ``[1]`` (``parts``), f32 ``[N]`` (``row``) or f16 ``[N, G]`` (``group``).
+
+    rounded: the model itself rounds the floats of its checkpoint to these, which are other numbers then.
+    """
 
     trits: np.ndarray
     scales: np.ndarray
     scale_kind: str
     group: int = 0
+    rounded: bool = False
 
     def values(self, start: int, stop: int) -> np.ndarray:
         """Rows as the numbers that they stand for, f32 ``[stop - start, K]``."""
@@ -61,7 +65,7 @@ def from_master(pieces: Callable[[], Pieces]) -> Ternary:
     mean = np.float32(max(total / count, 1e-5))
     inverse = np.float32(1) / mean
     trits = [np.clip(np.rint(weight * inverse), -1, 1).astype(np.int8) for weight in pieces()]
-    return Ternary(np.concatenate(trits), np.array([mean], dtype=np.float32), "parts")
+    return Ternary(np.concatenate(trits), np.array([mean], dtype=np.float32), "parts", rounded=True)
 
 
 def detect(pieces: Pieces) -> Ternary | None:
@@ -87,10 +91,48 @@ def detect(pieces: Pieces) -> Ternary | None:
     whole, codes = np.concatenate(scales), np.concatenate(trits)
     if group:
         return Ternary(codes, whole, "group", group)
-    greatest = whole.max()
-    if ((whole == 0) | (whole == greatest)).all():
-        return Ternary(codes, np.array([greatest], dtype=np.float32), "parts")
-    return Ternary(codes, whole, "row")
+    return _by_row(codes, whole)
+
+
+def from_groups(trits: np.ndarray, scales: np.ndarray, group: int) -> Ternary | None:
+    """Trits int8 ``[N, K]`` with finite scales ``[N, ceil(K/group)]`` in the form that ``detect`` gives their product.
+
+    So whatever format a matrix comes in, its pack is the same: scales are positive, a group of zeros has 0, and scales
+    that agree become one a tensor, one a row, or wider groups. None if what remains does not fit a pack: groups of
+    fewer than 64 columns, or scales that f16 does not hold.
+    """
+    starts = np.arange(scales.shape[1]) * group
+    scales = scales.astype(np.float32)
+    signs = np.sign(scales).astype(np.int8)
+    if (signs != 1).any():  # a scale of 0 makes zeros of its trits
+        trits, scales = trits * np.repeat(signs, group, axis=1)[:, : trits.shape[1]], np.abs(scales)
+    scales = np.where(np.logical_or.reduceat(trits, starts, axis=1), scales, np.float32(0))
+    rows = scales.max(axis=1)
+    if _is_two_valued(scales, rows[:, None]):
+        return _by_row(trits, rows)
+    for wider in (*GROUPS, group):
+        if wider % group or wider % GROUPS[-1]:
+            continue
+        merged = np.maximum.reduceat(scales, np.arange(0, scales.shape[1], wider // group), axis=1)
+        if _is_two_valued(scales, np.repeat(merged, wider // group, axis=1)[:, : scales.shape[1]]):
+            halves = _as_halves(merged)
+            return None if halves is None else Ternary(trits, halves, "group", wider)
+    return None
+
+
+def _by_row(trits: np.ndarray, scales: np.ndarray) -> Ternary:
+    """One scale f32 a row, or one for all where they agree."""
+    greatest = scales.max()
+    if ((scales == 0) | (scales == greatest)).all():
+        return Ternary(trits, np.array([greatest], dtype=np.float32), "parts")
+    return Ternary(trits, scales, "row")
+
+
+def _as_halves(scales: np.ndarray) -> np.ndarray | None:
+    """As f16, or None if that changes one."""
+    with np.errstate(over="ignore"):
+        halves = scales.astype(np.float16)
+    return halves if np.array_equal(halves.astype(np.float32), scales) else None
 
 
 def _row_scales(magnitude: np.ndarray) -> np.ndarray | None:
@@ -106,9 +148,8 @@ def _group_scales(magnitude: np.ndarray, group: int) -> np.ndarray | None:
         return None
     starts = np.arange(quotient_up(columns, group)) * group
     scales = np.maximum.reduceat(magnitude, starts, axis=1)
-    with np.errstate(over="ignore"):
-        halves = scales.astype(np.float16)
-    if not np.array_equal(halves.astype(np.float32), scales):
+    halves = _as_halves(scales)
+    if halves is None:
         return None
     return halves if _is_two_valued(magnitude, np.repeat(scales, group, axis=1)[:, :columns]) else None
 

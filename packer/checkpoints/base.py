@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import CheckpointError
+from ..ternarize import Ternary
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class CheckpointInfo:
 
     config: in the form of Hugging Face's ``config.json``. generation: ``generation_config.json`` or empty.
     notices: file name -> bytes of licence files to carry over. source: what goes into the pack as ``source``.
+    name: the model's, if the source says one.
     """
 
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
     tokenizer: TokenizerFiles
+    name: str = ""
     license: str = ""
     notices: Mapping[str, bytes] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +56,9 @@ class Checkpoint(Protocol):
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows ``start:stop``: uint8 if packed, else float32. Raises CheckpointError on NaN or infinite values."""
+
+    def ternary(self, name: str) -> Ternary | None:
+        """The matrix's own trits and scales, if its format stores such; None if its numbers must be looked at."""
 
 
 def require_finite(values: np.ndarray, path: Path, name: str) -> np.ndarray:

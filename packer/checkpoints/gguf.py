@@ -12,13 +12,12 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from ..errors import CheckpointError
+from ..ternarize import Ternary, from_groups
 from .base import CheckpointInfo, require_finite
 from .gguf_config import ROPE_FREQS, Architecture, architecture, hf_config
+from .gguf_data import decode_rows, decoded, factor, stored_pieces
 from .gguf_header import GgufHeader, GgufTensor, read_header
 from .gguf_tokenizer import special_token_ids, tokenizer_files
-
-#: Elements decoded at a time: the decoders' own buffers take about three times as much as their result.
-PIECE_ELEMENTS = 1 << 20
 
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -87,6 +86,24 @@ class GgufCheckpoint:
             values *= self._scales[name]
         return require_finite(values, self.path, name)
 
+    def ternary(self, name: str) -> Ternary | None:
+        """Trits and scales of a tensor of a ternary type, as stored; None for other types, and where a code is 2.
+
+        Raises CheckpointError on NaN or infinite scales, and on codes that are none.
+        """
+        tensor = self._tensor(name)
+        if tensor.ternary is None or len(tensor.shape) != 2:
+            return None
+        order = self._stored_rows(0, tensor.shape[0]) if self._is_interleaved(name) else np.arange(tensor.shape[0])
+        trits = np.empty(tensor.shape, dtype=np.int8)
+        scales = np.empty((tensor.shape[0], tensor.shape[1] // tensor.ternary.elements), dtype=np.float32)
+        for start, stop, piece in stored_pieces(self.path, tensor, order):
+            trits[start:stop], scales[start:stop] = decoded(self.path, tensor, tensor.ternary, piece)
+            if trits[start:stop].max() > 1:
+                return None
+        scales *= factor(self.path, tensor) * self._scales.get(name, np.float32(1))
+        return from_groups(trits, require_finite(scales, self.path, name), tensor.ternary.elements)
+
     def _tensor(self, name: str) -> GgufTensor:
         if name not in self._tensors:
             raise CheckpointError(f"{self.path}: tensor {name} is missing; the checkpoint is incomplete")
@@ -132,39 +149,6 @@ def open_gguf(path: Path, tokenizer_folder: Path | None = None) -> GgufCheckpoin
     return GgufCheckpoint(path, info, tensors, _scales(header, expected), kind.interleaved)
 
 
-def decode_rows(path: Path, tensor: GgufTensor, rows: np.ndarray) -> np.ndarray:
-    """Rows by their numbers in the file as float32 ``[len(rows), K]``; a vector is one row.
-
-    Reads a piece of rows at a time, from its lowest to its highest, so neighbours should lie close together.
-    """
-    columns, kind = tensor.shape[-1], GGMLQuantizationType(tensor.type_id)
-    block_size, block_bytes = GGML_QUANT_SIZES[kind]
-    row_bytes = columns // block_size * block_bytes
-    values = np.empty((len(rows), columns), dtype=np.float32)
-    step = max(1, PIECE_ELEMENTS // columns)
-    for first in range(0, len(rows), step):
-        piece = rows[first : first + step]
-        low, high = int(piece.min()), int(piece.max()) + 1
-        data = _read(path, tensor, low * row_bytes, (high - low) * row_bytes).reshape(-1, row_bytes)
-        with np.errstate(all="ignore"):  # damaged scales overflow; the caller looks for what is not finite
-            values[first : first + step] = dequantize(data[piece - low], kind)
-    return values
-
-
-def _read(path: Path, tensor: GgufTensor, begin: int, n_bytes: int) -> np.ndarray:
-    try:
-        with path.open("rb") as stream:
-            stream.seek(tensor.offset + begin)
-            data = np.fromfile(stream, dtype=np.uint8, count=n_bytes)
-    except OSError as error:
-        raise CheckpointError(f"{path}: tensor {tensor.name} cannot be read: {error.strerror}") from None
-    if data.size != n_bytes:
-        raise CheckpointError(
-            f"{path}: tensor {tensor.name} ends after {begin + data.size:,} bytes; the file was cut short"
-        )
-    return data
-
-
 #: Name in the file -> Hugging Face name and shape.
 _Expected = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -208,10 +192,10 @@ def _scales(header: GgufHeader, expected: _Expected) -> dict[str, np.float32]:
     scales = {}
     for stored, name in _scale_names(expected).items():
         if stored in header.tensors:
-            factor = _vector(header, header.tensors[stored])
-            if factor.shape != (1,):
-                raise CheckpointError(f"{header.path}: tensor {stored} has {factor.size} numbers, expected one")
-            scales[name] = factor[0]
+            scale = _vector(header, header.tensors[stored])
+            if scale.shape != (1,):
+                raise CheckpointError(f"{header.path}: tensor {stored} has {scale.size} numbers, expected one")
+            scales[name] = scale[0]
     return scales
 
 
@@ -253,15 +237,17 @@ def _expected(header: GgufHeader, kind: Architecture, config: Mapping[str, Any])
 
 
 def _check_type(path: Path, tensor: GgufTensor) -> None:
-    """Refuse a type that the gguf package cannot decode; asked by decoding one block of zeros."""
+    """Refuse a type that neither this nor the gguf package decodes; it is asked for one block of zeros."""
+    if tensor.ternary is not None:
+        return
     try:
         kind = GGMLQuantizationType(tensor.type_id)
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
     except (ValueError, KeyError, NotImplementedError):
         raise CheckpointError(
             f"{path}: tensor {tensor.name} has type {tensor.type_name}, which cannot be decoded here; "
-            "expected F32, F16, BF16, or a quantized type that the gguf package decodes (such as Q8_0, "
-            "Q4_K, TQ1_0, TQ2_0)"
+            "expected F32, F16, BF16, a quantized type that the gguf package decodes (such as Q8_0, Q4_K), or a "
+            "ternary one (TQ1_0, TQ2_0, I2_S, Q1_0, Q2_0, PQ2_0, PTQ1_0)"
         ) from None
 
 

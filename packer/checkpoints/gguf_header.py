@@ -17,6 +17,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from ..errors import CheckpointError
+from .gguf_ternary import I2_S, I2_S_TAIL, Q2_0, Q2_0_SIZES, TernaryType, ternary_type
 
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 128 << 20  # the largest vocabularies in use take about 20 MiB
@@ -39,7 +40,7 @@ class GgufTensor:
     """Where a tensor lies.
 
     shape: rows first, as NumPy has it (GGUF writes it the other way round). offset: in the file, in bytes.
-    room: bytes up to the next tensor or the end of the file.
+    room: bytes up to the next tensor or the end of the file. ternary: how a ternary type is read, else None.
     """
 
     name: str
@@ -47,6 +48,17 @@ class GgufTensor:
     shape: tuple[int, ...]
     offset: int
     room: int
+    ternary: TernaryType | None = None
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """(elements, bytes) of a block, None for a type that nobody here knows."""
+        if self.ternary is not None:
+            return self.ternary.elements, self.ternary.n_bytes
+        if self.type_id not in GGML_QUANT_SIZES:
+            return None
+        elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(self.type_id)]
+        return elements, n_bytes
 
     @property
     def type_name(self) -> str:
@@ -204,8 +216,10 @@ def _tensors(source: _Source, count: int, alignment: int) -> dict[str, GgufTenso
     end = source.size
     for name, (type_id, shape, offset) in sorted(infos.items(), key=lambda item: item[1][2], reverse=True):
         start = begin + offset
-        tensors[name] = GgufTensor(name, type_id, shape, start, max(end - start, 0))
-        _check_room(source.path, tensors[name], alignment, last=len(tensors) == 1)
+        room, is_last = max(end - start, 0), not tensors
+        elements = _q2_0_elements(source.path, name, shape, room, alignment, is_last) if type_id == Q2_0 else 0
+        tensors[name] = GgufTensor(name, type_id, shape, start, room, ternary_type(type_id, elements))
+        _check_room(source.path, tensors[name], alignment, is_last)
         end = start
     return tensors
 
@@ -223,7 +237,24 @@ def _tensor_info(source: _Source, what: str) -> tuple[int, tuple[int, ...], int]
     return source.number("<u4", what), shape, source.number("<u8", what)
 
 
-def _check_room(path: Path, tensor: GgufTensor, alignment: int, last: bool) -> None:
+def _q2_0_elements(path: Path, name: str, shape: tuple[int, ...], room: int, alignment: int, is_last: bool) -> int:
+    """Elements in a block of type 42, which upstream and a fork gave to blocks of 64 and of 128: the length tells."""
+    fits = {}
+    for elements, kind in Q2_0_SIZES.items():
+        n_bytes = math.prod(shape) // elements * kind.n_bytes
+        padded = -(-n_bytes // alignment) * alignment
+        fits[elements] = shape[-1] % elements == 0 and (room == padded or (is_last and room == n_bytes))
+    found = [elements for elements, does in fits.items() if does]
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{path}: tensor {name} of type Q2_0 ({Q2_0}) and shape {list(shape)} has {room:,} bytes, which fits "
+            f"{'both' if found else 'neither'} blocks of 64 weights in 18 bytes {'and' if found else 'nor'} of 128 in "
+            "34; the type cannot be told, so convert the model again, to PQ2_0 or TQ2_0"
+        )
+    return found[0]
+
+
+def _check_room(path: Path, tensor: GgufTensor, alignment: int, is_last: bool) -> None:
     """A tensor ends where the next one begins, or its type number means something else, or bytes are missing.
 
     Forks give the same number to different types (39 is MXFP4 here and TL2 in bitnet.cpp), so this also keeps
@@ -236,25 +267,25 @@ def _check_room(path: Path, tensor: GgufTensor, alignment: int, last: bool) -> N
     if n_bytes is None:
         return
     padded = -(-n_bytes // alignment) * alignment
-    if n_bytes > tensor.room or (not last and padded != tensor.room):
+    if n_bytes > tensor.room or (not is_last and padded != tensor.room):
         raise CheckpointError(
             f"{where} takes {n_bytes:,} bytes, but there are {tensor.room:,} from offset {tensor.offset:,} "
-            f"to the {'end of the file' if last else 'next tensor'}: the file is cut short or damaged, or "
+            f"to the {'end of the file' if is_last else 'next tensor'}: the file is cut short or damaged, or "
             "uses a type of its own"
         )
 
 
 def data_bytes(tensor: GgufTensor, path: Path) -> int | None:
-    """Bytes of a tensor's data, or None for a type that the gguf package does not know.
+    """Bytes of a tensor's data, or None for a type that nobody here knows.
 
     Raises CheckpointError if its rows are no whole number of blocks.
     """
-    if tensor.type_id not in GGML_QUANT_SIZES:
+    if tensor.block is None:
         return None
-    block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type_id)]
-    if tensor.shape[-1] % block_size:
+    elements, block_bytes = tensor.block
+    if tensor.shape[-1] % elements:
         raise CheckpointError(
             f"{path}: tensor {tensor.name} of type {tensor.type_name} has rows of {tensor.shape[-1]}, "
-            f"expected a multiple of {block_size}; the file is damaged"
+            f"expected a multiple of {elements}; the file is damaged or has another layout"
         )
-    return math.prod(tensor.shape) // block_size * block_bytes
+    return math.prod(tensor.shape) // elements * block_bytes + (I2_S_TAIL if tensor.type_id == I2_S else 0)

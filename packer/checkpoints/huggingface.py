@@ -8,32 +8,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (teaches NumPy, and so safetensors, bfloat16)
+import ml_dtypes  # it also teaches NumPy, and so safetensors, bfloat16
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
+from ..ternarize import Ternary
 from .base import CheckpointInfo, TokenizerFiles, require_finite
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+TORCH_INDEX = "pytorch_model.bin.index.json"
+TORCH_SINGLE = "pytorch_model.bin"
 NOTICES = ("LICENSE", "NOTICE")
 #: dtype as safetensors names it, and shape.
 Layout = tuple[str, tuple[int, ...]]
 
-_FLOATS = {"F64", "F32", "F16", "BF16"}  # not float8, whose tensors mean nothing without scales of their own
+#: Scales that go with some float8 tensors are tensors without a place in the model, and so refused.
+_FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+_FLOATS = {"F64", "F32", "F16", "BF16", *_FLOAT8}
 
 
 class FolderCheckpoint:
-    """An open folder; see ``base.Checkpoint``. A file is mapped only while it is read, so that memory stays small."""
+    """An open folder; see ``base.Checkpoint``. where: tensor name -> file that has it.
+
+    A file is mapped only while it is read, so that memory stays small.
+    """
 
     def __init__(self, path: Path, info: CheckpointInfo, where: Mapping[str, str]):
-        self.path, self.info, self._where = path, info, where
+        self.path, self.info, self.where = path, info, where
         self._layouts: dict[str, dict[str, Layout]] = {}
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
-        return sorted(self._where)
+        return sorted(self.where)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape as stored. Raises CheckpointError if the tensor is missing."""
@@ -45,25 +53,41 @@ class FolderCheckpoint:
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows as uint8 (packed) or float32; scalars and vectors of scales come as they are shaped."""
-        dtype, shape = self._layout(name)
-        file = self.path / self._where[name]
+        dtype, file = self._layout(name)[0], self.path / self.where[name]
         if dtype != "U8" and dtype not in _FLOATS:
             raise CheckpointError(f"{file}: tensor {name} has type {dtype}, expected a float type or packed U8")
+        values = self._read(name, start, stop)
+        with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, and is refused
+            return values if dtype == "U8" else require_finite(values.astype(np.float32), file, name)
+
+    def _read(self, name: str, start: int, stop: int | None) -> np.ndarray:
+        """Rows in the type in which they are stored."""
+        dtype, shape = self._layout(name)
+        file = self.path / self.where[name]
+        if dtype in _FLOAT8:
+            return _float8_rows(file, name, start, stop)
         try:
             with open_safetensors(file) as opened:
                 values: np.ndarray = opened.get_slice(name)[start:stop] if shape else opened.get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{file}: tensor {name} of shape {list(shape)} cannot be read: {error}") from None
-        with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, and is refused
-            return values if dtype == "U8" else require_finite(values.astype(np.float32), file, name)
+        return values
+
+    def ternary(self, name: str) -> Ternary | None:
+        """Always None: no tensor of such a file has scales of its own."""
+        self._layout(name)
+        return None
+
+    def _file_layouts(self, path: Path) -> dict[str, Layout]:
+        with open_safetensors(path) as opened:
+            return tensor_layouts(opened)
 
     def _layout(self, name: str) -> Layout:
-        if name not in self._where:
+        if name not in self.where:
             raise CheckpointError(f"{self.path}: tensor {name} is missing; the checkpoint is incomplete")
-        file = self._where[name]
+        file = self.where[name]
         if file not in self._layouts:
-            with open_safetensors(self.path / file) as opened:
-                self._layouts[file] = tensor_layouts(opened)
+            self._layouts[file] = self._file_layouts(self.path / file)
         if name not in self._layouts[file]:
             raise CheckpointError(f"{self.path / file}: tensor {name} is not in it, though the index says so")
         return self._layouts[file][name]
@@ -73,6 +97,20 @@ def tensor_layouts(opened: Any) -> dict[str, Layout]:
     """key -> (dtype, shape) of an open safetensors file."""
     slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 (no mapping)
     return {key: (view.get_dtype(), tuple(view.get_shape())) for key, view in slices.items()}
+
+
+def _float8_rows(path: Path, name: str, start: int, stop: int | None) -> np.ndarray:
+    """Rows of a float8 tensor, which safetensors does not give to NumPy. It has checked the file's head already."""
+    with path.open("rb") as stream:
+        head_bytes = int.from_bytes(stream.read(8), "little")
+        entry = json.loads(stream.read(head_bytes))[name]
+        shape = tuple(entry["shape"])
+        first, last, _ = slice(start, stop).indices(shape[0] if shape else 1)
+        row = int(np.prod(shape[1:]))  # bytes: one an element
+        stream.seek(8 + head_bytes + entry["data_offsets"][0] + first * row)
+        data = np.fromfile(stream, dtype=np.uint8, count=max(last - first, 0) * row)
+    values: np.ndarray = data.view(_FLOAT8[entry["dtype"]]).reshape((-1, *shape[1:]) if shape else ())
+    return values
 
 
 def open_safetensors(path: Path) -> Any:
@@ -85,10 +123,14 @@ def open_safetensors(path: Path) -> Any:
         raise CheckpointError(f"{path}: not a whole safetensors file ({error}); download it again") from None
 
 
-def open_folder(path: Path, tokenizer_folder: Path | None = None) -> FolderCheckpoint:
-    """Open a checkpoint folder. Raises CheckpointError naming what is missing or damaged."""
+def open_folder(path: Path, tokenizer_folder: Path | None = None, single: str | None = None) -> FolderCheckpoint:
+    """Open a checkpoint folder. single: the one file of weights to read, whatever else is there.
+
+    Raises CheckpointError naming what is missing or damaged.
+    """
     config = read_json(path / "config.json", "a Hugging Face checkpoint folder has one")
-    where = _tensor_files(path)
+    where = dict.fromkeys(_names_of(path / single), single) if single else _tensor_files(path)
+    is_torch = not next(iter(where.values())).endswith(".safetensors") if where else False
     generation_file = path / "generation_config.json"
     info = CheckpointInfo(
         config=config,
@@ -96,8 +138,12 @@ def open_folder(path: Path, tokenizer_folder: Path | None = None) -> FolderCheck
         tokenizer=read_tokenizer(tokenizer_folder or path),
         license=_license(path),
         notices={name: (path / name).read_bytes() for name in NOTICES if (path / name).is_file()},
-        source={"format": "safetensors", "files": _hashes(path, where)},
+        source={"format": "pytorch" if is_torch else "safetensors", "files": _hashes(path, where)},
     )
+    if is_torch:
+        from .torch_files import TorchCheckpoint  # late: it is built on this module
+
+        return TorchCheckpoint(path, info, where)
     return FolderCheckpoint(path, info, where)
 
 
@@ -137,23 +183,44 @@ def json_bytes(value: Any) -> bytes:
     return text.encode(errors="backslashreplace")  # half a surrogate pair becomes \udxxx, as JSON escapes it
 
 
+def _names_of(path: Path) -> list[str]:
+    """Names of the tensors in a file. Raises CheckpointError if it is missing or damaged."""
+    if path.suffix == ".safetensors":
+        with open_safetensors(path) as opened:
+            return list(opened.keys())
+    from .torch_files import tensor_names  # late: it is built on this module
+
+    return tensor_names(path)
+
+
 def _tensor_files(path: Path) -> dict[str, str]:
-    index = path / INDEX
-    if index.exists():
-        where = read_json(index, "").get("weight_map")
-        if not isinstance(where, dict) or not where:
-            raise CheckpointError(f"{index}: field weight_map is missing or empty")
-        for name, file in where.items():
-            if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
-                raise CheckpointError(f"{index}: field weight_map: {name}: {file!r} is no name of a file in the folder")
-        for file in sorted(set(where.values())):
-            if not (path / file).is_file():
-                raise CheckpointError(f"{path / file}: the shard that the index names is missing; download it again")
-        return where
-    if not (path / SINGLE).is_file():
-        raise CheckpointError(f"{path}: expected {SINGLE} or {INDEX}, found neither")
-    with open_safetensors(path / SINGLE) as opened:
-        return dict.fromkeys(opened.keys(), SINGLE)
+    for index, single in ((INDEX, SINGLE), (TORCH_INDEX, TORCH_SINGLE)):
+        if (path / index).exists():
+            return _indexed(path, path / index)
+        if (path / single).is_file():
+            return dict.fromkeys(_names_of(path / single), single)
+    raise CheckpointError(f"{path}: expected {SINGLE} or {INDEX} (or {TORCH_SINGLE} with its index), found none")
+
+
+def _indexed(path: Path, index: Path) -> dict[str, str]:
+    where = read_json(index, "").get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise CheckpointError(f"{index}: field weight_map is missing or empty")
+    for name, file in where.items():
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
+            raise CheckpointError(f"{index}: field weight_map: {name}: {file!r} is no name of a file in the folder")
+    seen: dict[str, str] = {}
+    for file in sorted(set(where.values())):
+        if not (path / file).is_file():
+            raise CheckpointError(f"{path / file}: the shard that the index names is missing; download it again")
+        for name in _names_of(path / file):
+            if name in seen:
+                raise CheckpointError(
+                    f"{path}: tensor {name} is both in {seen[name]} and in {file}; which one counts cannot be told, so "
+                    "remove the wrong shard or download the checkpoint again"
+                )
+            seen[name] = file
+    return where
 
 
 def _license(path: Path) -> str:

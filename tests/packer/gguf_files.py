@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -173,3 +174,24 @@ def write_bitnet(path: Path, architecture: str, *, norms: bool = True, **fields:
             tensors[f"blk.{layer}.ffn_sub_norm.weight"] = (np.full(FFN, 3, np.float32), Q.F32)
 
     return write_model(path, [Q.TQ2_0], architecture=architecture, change=change)
+
+
+def write_foreign(path: Path, tensors: Mapping[str, tuple[np.ndarray, int, tuple[int, int]]], **options: Any) -> Path:
+    """The small model with tensors of types that the gguf package may not know: name -> (bytes, type, shape).
+
+    Written as bytes, of which the head then says something else. Options: those of ``write_model``.
+    """
+
+    def change(_fields: dict[str, Any], found: dict) -> None:
+        for name, (data, _, _) in tensors.items():
+            found[name] = (data.reshape(1, -1).view(np.int8), Q.I8)
+
+    write_model(path, change=change, **options)
+    whole = bytearray(path.read_bytes())
+    for name, (data, kind, (rows, columns)) in tensors.items():
+        title = struct.pack("<Q", len(name)) + name.encode()
+        described = title + struct.pack("<IQQI", 2, data.size, 1, Q.I8)
+        at = whole.index(described)
+        whole[at : at + len(described)] = title + struct.pack("<IQQI", 2, columns, rows, kind)
+    path.write_bytes(whole)
+    return path

@@ -257,6 +257,7 @@ def test_the_model_without_faults_is_packed(model: Path) -> None:
         (write(INDEX, b'{"weight_map": {"a": ""}}'), (INDEX,)),
         (lambda folder: move_in_index(folder), ("index", Q)),
         (lambda folder: drop_from_index(folder), (Q, "missing")),
+        (lambda folder: copy_to_another_shard(folder), (Q, "both in", SHARD)),
     ],
 )
 def test_faults_of_shards(change: Change, words: tuple[str, ...], sharded: Path) -> None:
@@ -272,6 +273,14 @@ def move_in_index(folder: Path) -> None:
     write_json(folder / INDEX, index)
 
 
+def copy_to_another_shard(folder: Path) -> None:
+    """One tensor in two shards."""
+    where = json.loads((folder / INDEX).read_bytes())["weight_map"]
+    arrays = load_file(folder / SHARD)
+    assert where[Q] != SHARD
+    save_file({**arrays, Q: load_file(folder / where[Q])[Q] + 1}, folder / SHARD)
+
+
 def drop_from_index(folder: Path) -> None:
     index = json.loads((folder / INDEX).read_bytes())
     del index["weight_map"][Q]
@@ -284,10 +293,12 @@ def drop_from_index(folder: Path) -> None:
 def test_sources_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "model.bin").write_bytes(b"x")
+    (tmp_path / "model.onnx").write_bytes(b"x")
     (tmp_path / "model.gguf").write_bytes(b"not a GGUF file")
     refused(tmp_path / "nowhere", "nowhere", "no such file or folder")
     refused(tmp_path / "empty", "config.json", "missing")
-    refused(tmp_path / "model.bin", "model.bin", ".gguf")
+    refused(tmp_path / "model.bin", "config.json", "missing")
+    refused(tmp_path / "model.onnx", "model.onnx", ".gguf")
     refused(tmp_path / "model.gguf", "model.gguf")
 
 
@@ -346,10 +357,23 @@ def test_values_beyond_f32_are_infinite(model: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
-def test_float8_is_refused(dtype: Any, model: Path) -> None:
-    """Its tensors go with scales whose names and meaning differ from maker to maker."""
-    replace(EMBED, lambda a: a.astype(dtype))(model)
-    refused(model, EMBED, "F8_E")
+def test_float8_with_scales_is_refused(dtype: Any, model: Path) -> None:
+    """Alone they are numbers; scales beside them differ in name and meaning from maker to maker."""
+    expected = load_file(model / SINGLE)[EMBED].astype(dtype).astype(np.float32)
+    arrays = load_file(model / SINGLE)
+    save_file(arrays | {EMBED: arrays[EMBED].astype(dtype)}, model / SINGLE)
+    checkpoint = checkpoints.open_checkpoint(model)
+    np.testing.assert_array_equal(checkpoint.rows(EMBED), expected)
+    np.testing.assert_array_equal(checkpoint.rows(EMBED, 3, 70), expected[3:70])
+    assert run_cli("export", model, "--out", model.parent / "pack").status == 0
+    save_file(arrays | {f"{EMBED}_scale_inv": np.ones(1, F32)}, model / SINGLE)
+    refused(model, f"{EMBED}_scale_inv", "place")
+
+
+def test_float8_not_a_number(model: Path) -> None:
+    element(EMBED, (3, 4), np.nan)(model)
+    replace(EMBED, lambda a: a.astype(ml_dtypes.float8_e4m3fn))(model)
+    refused(model, EMBED, "NaN")
 
 
 def test_a_file_that_may_not_be_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,8 @@ def test_an_answer_fills_the_context_and_no_more(pack: Path) -> None:
         (("--prompt", "a", "--seed", str(2**64)), ("seed",)),
         (("--prompt", "a", "--backend", "cuda"), ("--backend", "cuda")),
         (("--prompt", "a", "--kv", "q4"), ("--kv", "q4")),
+        (("--prompt", "a", "--speculate", "always"), ("--speculate", "always")),
+        (("--prompt", "a", "--speculate", "on"), ("--speculate on", "reference")),
         (
             (
                 "--prompt",
@@ -280,6 +282,27 @@ def test_without_a_gpu_the_reference_is_proposed(pack: Path, monkeypatch: pytest
     monkeypatch.setattr(native, "NativeModel", missing)
     for command, arguments in (("generate", ("--prompt", "a")), ("chat", ())):
         one_error(run_cli(command, pack, *arguments), "no GPU driver", "--backend reference")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way"), [((), "auto"), (("--speculate", "on"), "on"), (("--speculate", "off"), "off")]
+)
+def test_guessing_is_asked_for(
+    arguments: tuple[str, ...], way: str, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shaders import native
+    from shaders.native_errors import DeviceMissing
+
+    asked = []
+
+    def missing(*_: object, speculate: str, **__: object) -> None:
+        asked.append(speculate)
+        raise DeviceMissing("no GPU driver", "install one")
+
+    monkeypatch.setattr(native, "NativeModel", missing)
+    for command, others in (("generate", ("--prompt", "a")), ("chat", ())):
+        assert run_cli(command, pack, *others, *arguments).status == 1
+    assert asked == [way, way]
 
 
 def test_a_gpu_that_fails_in_an_answer_is_one_error(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:

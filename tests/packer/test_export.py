@@ -220,6 +220,47 @@ def test_kinds_of_scales_are_kept(tmp_path: Path) -> None:
         np.testing.assert_array_equal(dequantize(pack.tensor(name)), expected)
 
 
+def test_floats_with_several_scales_a_matrix_are_kept(tmp_path: Path) -> None:
+    """As TriLM has them, one for each device it was trained on: by blocks of rows, and of columns where a layer is cut
+    the other way; in bfloat16, bit for bit."""
+    config = tiny_config("llama", hidden_size=256, intermediate_size=1024, num_hidden_layers=1)
+    tensors = tiny_tensors(config)
+    random = np.random.default_rng(0)
+    for name, array in tensors.items():
+        if "_proj." not in name:
+            continue
+        blocks = random.uniform(0.01, 0.1, 4).astype(ml_dtypes.bfloat16).astype(np.float32)
+        rows, columns = array.shape
+        scales = np.repeat(blocks, columns // 4)[None] if "down_proj" in name else np.repeat(blocks, rows // 4)[:, None]
+        tensors[name] = (np.sign(array) * scales).astype(ml_dtypes.bfloat16)
+    export(write_folder(tmp_path / "model", config, tensors), tmp_path / "pack", ExportOptions())
+    pack = Pack(tmp_path / "pack")
+    assert pack.manifest["linears"] == {"total": 7, "exact": 7}
+    kinds = {name: (entry.scale, entry.group) for name, entry in pack.entries.items() if entry.encoding == "ternary"}
+    assert kinds == {
+        "layers.0.qkv": ("row", 0), "layers.0.o": ("row", 0), "layers.0.gate_up": ("row", 0),
+        "layers.0.down": ("group", 256)}  # fmt: skip
+    for report in json.loads((tmp_path / "pack" / "report.json").read_bytes())["tensors"]:
+        if report["linears"]:
+            assert report["exact"]
+            expected = np.concatenate([tensors[name].astype(np.float32) for name in report["linears"]])
+            np.testing.assert_array_equal(dequantize(pack.tensor(report["name"])), expected)
+
+
+def test_the_summary_says_what_is_exact(tmp_path: Path) -> None:
+    config = tiny_config("llama", num_hidden_layers=3)
+    tensors = tiny_tensors(config)
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name] = np.random.default_rng(0).standard_normal(tensors[name].shape).astype(np.float32)
+    source = write_folder(tmp_path / "model", config, tensors)
+    result = run_cli("export", source, "--out", tmp_path / "pack", "--linears", "q8")
+    assert (
+        "20 of 21 linears are exactly the checkpoint's ternary weights; embedding q8: an approximation; "
+        "1 of them in q8: an approximation" in " ".join(result.out.split())
+    )
+    assert Pack(tmp_path / "pack").manifest["linears"] == {"total": 21, "exact": 20}
+
+
 def test_a_matrix_that_is_ternary_in_part_takes_the_encoding_of_the_rest(tmp_path: Path) -> None:
     config = tiny_config("llama")
     tensors = tiny_tensors(config)
