@@ -57,7 +57,7 @@ def fused_cases() -> Iterator[Case]:
 
 
 #: Threads and rows other than the first candidates, each in one case.
-_TUNED = ((64, 16), (128, 8), (64, 24), (256, 32), (64, 64))
+_TUNED = ((64, 16), (128, 8), (64, 24), (256, 32), (64, 64), (256, 48))
 
 
 def merge_cases() -> Iterator[Case]:

@@ -128,7 +128,8 @@ def attention_merge_cases() -> Iterator[Case]:
         (2, 16, 1, 0), (3, 64, 1, 63), (2, 128, 1, 64), (3, 256, 2, 255), (9, 64, 3, 700),
     ):  # fmt: skip
         yield merge_case(f"attention_merge {heads}x{width} T{tokens} at {position}", heads, width, tokens, position)
-    yield merge_case("attention_merge 64 threads", 2, 16, 2, 700, tuned={"WORKGROUP": 64})
+    for threads in (64, 128):
+        yield merge_case(f"attention_merge {threads} threads", 2, 16, 2, 700, tuned={"WORKGROUP": threads})
     yield merge_case("attention_merge 2x16 T2 at 127", 2, 16, 2, 127)
 
 

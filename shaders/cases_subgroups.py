@@ -11,12 +11,20 @@ from .cases_fused import fused_case, fused_cases, merge_case, merge_cases
 from .cases_linear import linear_case, linear_ternary_cases
 from .contract import kernels
 
-#: Constants other than the defaults, each for one case of a kernel.
+#: Constants other than the defaults, by operation.
 _TUNED: Mapping[str, tuple[Mapping[str, int], ...]] = {
-    "linear_ternary": ({"ROWS": 32}, {"SPLIT": 2}, {"ROWS": 32, "SPLIT": 2}),
-    "norm_linear": ({"ROWS": 32}, {"ROWS": 128}),
+    "linear": ({"ROWS": 32}, {"SPLIT": 2}, {"ROWS": 32, "SPLIT": 2}),
+    **{op: ({"ROWS": 32}, {"ROWS": 128}) for op in ("norm_linear", "quantize_linear", "glu_linear", "merge_linear")},
 }
-_TUNED_CASES = ("linear_ternary a8 33x576", "linear_ternary a16 33x576", "norm_linear a8 33x576")
+#: Cases that run with them too.
+_TUNED_CASES = (
+    "linear_ternary a8 33x576",
+    "linear_ternary a16 33x576",
+    "norm_linear a8 33x576",
+    "quantize_linear a8",
+    "glu_linear relu2 norm a8",
+    "merge_linear a8 at 150",
+)
 
 
 def rows_kernel(name: str) -> str:
@@ -27,22 +35,24 @@ def rows_kernel(name: str) -> str:
 
 def subgroup_cases() -> Iterator[Case]:
     """All cases with scales by row and default constants of which there is such a kernel, and a few with others."""
-    known = {kernel.name for kernel in kernels()}
+    op_of = {kernel.name: kernel.op for kernel in kernels()}
     for case in (*linear_ternary_cases(), *fused_cases(), *merge_cases(), *_few()):
-        if case.symbols["scale"] == "group" or "WORKGROUP" in case.symbols or rows_kernel(case.kernel) not in known:
+        if case.symbols["scale"] == "group" or "WORKGROUP" in case.symbols or rows_kernel(case.kernel) not in op_of:
             continue
         rows = replace(case, name=f"{case.name} rows", kernel=rows_kernel(case.kernel))
         yield rows
         if case.name in _TUNED_CASES:
-            for tuned in _TUNED[case.kernel]:
+            for tuned in _TUNED[op_of[rows.kernel]]:
                 title = " ".join(f"{name} {value}" for name, value in tuned.items())
                 yield replace(rows, name=f"{rows.name} {title}", symbols={**rows.symbols, **tuned})
 
 
 def _few() -> Iterator[Case]:
-    """Small ones of drafts, for the self-check."""
+    """Small ones of drafts, for the self-check, and what the others have by groups only."""
     yield linear_case("linear_ternary tiny few 4", "a8", "ternary", 3, 36, 4, few=True)
     several: dict[str, dict[str, Any]] = {"norm": {}, "quantize": {}, "glu": {"act": "relu2", "gain": True}}
     for first, options in several.items():
         yield fused_case(f"{first}_linear tiny few 4", first, "a8", 3, 36, 4, few=True, **options)
+    yield fused_case("norm_linear accumulate", "norm", "a8", 7, 68, 1, accumulate=True)
     yield merge_case("merge_linear tiny few 4", "a8", 2, 16, 4, 3, few=True, gain=True)
+    yield merge_case("merge_linear alone", "a8", 2, 16, 1, 3, accumulate=False)

@@ -104,6 +104,8 @@ def test_tiles_are_kernels_of_their_own() -> None:
 
 def test_the_most_tokens_of_a_verification_have_kernels() -> None:
     for entry in document()["kernels"]:
+        if "needs" in entry:
+            continue  # another kernel takes what this one does not
         assert max(entry.get("tiles", [contract.constant("most_drafted")])) == contract.constant("most_drafted")
 
 

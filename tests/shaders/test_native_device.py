@@ -15,7 +15,7 @@ from shaders.native_errors import DeviceFailed, DeviceMissing, DeviceUnsupported
 def with_limits(**changes: int) -> Any:
     limits = {**shared_device().limits, **{name.replace("_", "-"): value for name, value in changes.items()}}
     adapter = SimpleNamespace(info={"device": "Tiny GPU", "description": ""})
-    return SimpleNamespace(limits=limits, queue=None, adapter=adapter)
+    return SimpleNamespace(limits=limits, features=(), queue=None, adapter=adapter)
 
 
 @pytest.mark.parametrize(
