@@ -1,4 +1,4 @@
-// linear_ternary_rows: ternary matrix x up to eight tokens of integer activations, with subgroups: as linear_ternary.wgsl, bit
+// linear_ternary_rows: ternary matrix x up to four tokens of integer activations, with subgroups: as linear_ternary.wgsl, bit
 // for bit, for products with scales by row.
 //
 //   isum[t, n] = sum over K of code[n, i] * q[t, i], minus sum of q[t]      (= sum of trit * q, as code = trit + 1)
@@ -12,10 +12,11 @@
 // bias     f32 [OUT_N]                   read        BIAS only
 // y        f32 [T, OUT_N]                read_write  this piece writes columns first_row .. first_row + n - 1
 //
-// ROWS rows a workgroup, folded over x and y. A subgroup takes 4 / SPLIT rows at a time: its lanes share the columns, two words
-// of each row a turn, and add their sums, which are integers, so that neither the size of a subgroup nor which threads
-// are in it shows in the result. BLOCKS = ceil(K/64), PAIRS = 2 BLOCKS. T is step.tokens, or step.rows with LAST_ROWS, at most TOKENS, at
-// most 8. ROWS is a multiple of 4, WORKGROUP at most 256. SPLIT is 1, or 2: two rows, each in two halves. Needs packed_4x8_integer_dot_product and subgroups.
+// ROWS rows a workgroup, folded over x and y. A subgroup takes 4 / SPLIT rows at a time: its lanes share the columns, two
+// words of each row a turn, and add their sums, which are integers, so that neither the size of a subgroup nor which
+// threads are in it shows in the result. BLOCKS = ceil(K/64), PAIRS = 2 BLOCKS. T is step.tokens, or step.rows with
+// LAST_ROWS, at most TOKENS, at most 4. ROWS is a multiple of 4, WORKGROUP at most 256. SPLIT is 1, or 2: two rows, each in
+// two halves. Needs packed_4x8_integer_dot_product and subgroups.
 
 const A16: u32 = 2u;
 
@@ -73,16 +74,12 @@ fn token_count() -> u32 {
     return min(TOKENS, select(step.y, step.z, LAST_ROWS == 1u));
 }
 
-// Sums of up to eight tokens, one component a row. By name and not in an array, which drivers keep in memory.
+// Sums of up to four tokens, one component a row. By name and not in an array, which drivers keep in memory.
 struct Sums {
     t0: vec4<i32>,
     t1: vec4<i32>,
     t2: vec4<i32>,
     t3: vec4<i32>,
-    t4: vec4<i32>,
-    t5: vec4<i32>,
-    t6: vec4<i32>,
-    t7: vec4<i32>,
 }
 
 // Sixteen columns of four rows, four codes a word.
@@ -132,12 +129,6 @@ fn add_unit(old: Sums, words: vec4<u32>, unit: u32, inside: bool) -> Sums {
         s.t1 += token_dots(c, 1u, unit, inside);
         s.t2 += token_dots(c, 2u, unit, inside);
         s.t3 += token_dots(c, 3u, unit, inside);
-    }
-    if (TOKENS > 4u) {
-        s.t4 += token_dots(c, 4u, unit, inside);
-        s.t5 += token_dots(c, 5u, unit, inside);
-        s.t6 += token_dots(c, 6u, unit, inside);
-        s.t7 += token_dots(c, 7u, unit, inside);
     }
     return s;
 }
@@ -211,8 +202,7 @@ fn add_loaded(old: Sums, loaded: Ahead, pair: u32, lanes: u32) -> Sums {
 struct Row {
     scale: f32,
     bias: f32,
-    y0: vec4<f32>,
-    y4: vec4<f32>,
+    y: vec4<f32>,
 }
 
 // Of the row that a lane writes; the first lanes write one each.
@@ -225,16 +215,12 @@ fn row_of(row: u32, lane: u32) -> Row {
         own.bias = bias[column];
     }
     if (ACCUMULATE == 1u) {
-        own.y0.x = y[column];
+        own.y.x = y[column];
         if (TOKENS > 1u) {
             let last = arrayLength(&y) - 1u;
-            own.y0.y = y[min(OUT_STRIDE + column, last)];
-            own.y0.z = y[min(2u * OUT_STRIDE + column, last)];
-            own.y0.w = y[min(3u * OUT_STRIDE + column, last)];
-            if (TOKENS > 4u) {
-                own.y4 = vec4<f32>(y[min(4u * OUT_STRIDE + column, last)], y[min(5u * OUT_STRIDE + column, last)],
-                                   y[min(6u * OUT_STRIDE + column, last)], y[min(7u * OUT_STRIDE + column, last)]);
-            }
+            own.y.y = y[min(OUT_STRIDE + column, last)];
+            own.y.z = y[min(2u * OUT_STRIDE + column, last)];
+            own.y.w = y[min(3u * OUT_STRIDE + column, last)];
         }
     }
     return own;
@@ -255,7 +241,7 @@ fn write(token: u32, own: vec4<i32>, row: u32, end: u32, lane: u32, rest: Row) {
             value += rest.bias;
         }
         if (ACCUMULATE == 1u) {
-            value += select(rest.y0[token & 3u], rest.y4[token & 3u], token > 3u);
+            value += rest.y[token];
         }
         y[token * OUT_STRIDE + FIRST_ROW + row + lane] = value;
     }
@@ -303,18 +289,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         }
         if (TOKENS > 1u && tokens > 3u) {
             write(3u, sums.t3, row, end, lane, rest);
-        }
-        if (TOKENS > 4u && tokens > 4u) {
-            write(4u, sums.t4, row, end, lane, rest);
-        }
-        if (TOKENS > 4u && tokens > 5u) {
-            write(5u, sums.t5, row, end, lane, rest);
-        }
-        if (TOKENS > 4u && tokens > 6u) {
-            write(6u, sums.t6, row, end, lane, rest);
-        }
-        if (TOKENS > 4u && tokens > 7u) {
-            write(7u, sums.t7, row, end, lane, rest);
         }
     }
 }

@@ -67,7 +67,6 @@ NAMES = (
     "linear_ternary a8 7x65 rows",
     "linear_ternary a16 7x65 rows",
     "linear_ternary tiny few 4 rows",
-    "linear_ternary small few 8 rows",
     "norm_linear a8 5x64 rows",
     "norm_linear tiny few 4 rows",
     "quantize_linear small rows",
