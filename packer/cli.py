@@ -1,4 +1,4 @@
-"""The command line: export, inspect, verify, generate, chat, plan, bench, serve."""
+"""The command line: export, inspect, verify, generate, chat, eval, compare, plan, bench, serve."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from . import __version__
 from .cli_bench import bench_command, plan_command
+from .cli_eval import compare_command, eval_command
 from .cli_export import export_command
 from .cli_generate import chat_command, generate_command
 from .cli_inspect import inspect_command, verify_command
@@ -29,6 +30,8 @@ app.command("inspect")(inspect_command)
 app.command("verify")(verify_command)
 app.command("generate")(generate_command)
 app.command("chat")(chat_command)
+app.command("eval")(eval_command)
+app.command("compare")(compare_command)
 app.command("plan")(plan_command)
 app.command("bench")(bench_command)
 

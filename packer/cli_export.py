@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .checkpoints.hub import is_hub
+from .cli_eval import eval_progress, print_quality
 from .export import ExportOptions, ExportResult, export
 from .tensors import TensorReport
 
@@ -56,6 +57,12 @@ def export_command(
     shard_size: Annotated[int, typer.Option(help="Largest shard in MiB.", min=1, max=63)] = 32,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, if the source has none.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the pack in --out.")] = False,
+    no_eval: Annotated[
+        bool, typer.Option("--no-eval", help="Do not measure what linears that are approximations have lost.")
+    ] = False,
+    accept_damage: Annotated[
+        bool, typer.Option("--accept-damage", help="Write a pack even if it is BROKEN; it is stamped so.")
+    ] = False,
 ) -> None:
     """Turn a checkpoint into a pack."""
     options = ExportOptions(
@@ -67,6 +74,8 @@ def export_command(
         shard_mib=shard_size,
         force=force,
         tokenizer=tokenizer,
+        evaluate=not no_eval,
+        accept_damage=accept_damage,
     )
     try:
         result = _export(source, out, options)
@@ -96,7 +105,8 @@ def _export(source: Path, out: Path, options: ExportOptions) -> ExportResult:
     if not is_hub(source):  # downloads have bars of their own; ours comes after them
         bar.start()
     try:
-        return export(source, out, options, show)
+        with eval_progress(bar.stop) as show_eval:
+            return export(source, out, options, show, show_eval)
     finally:
         bar.stop()
 
@@ -112,6 +122,8 @@ def _summary(result: ExportResult) -> None:
     console = Console()
     console.print(table)
     console.print(_proof(result), highlight=False)
+    if result.quality is not None:
+        print_quality(result.quality, result.manifest["name"])
     console.print(
         f"all weights: {result.weight_bytes / 1e6:.1f} MB, {result.manifest['bits_per_weight']:.2f} bits a weight over "
         f"{result.manifest['parameters'] / 1e6:.1f} M parameters, embedding included; ternary part: "

@@ -26,11 +26,17 @@ from .writer import PackWriter, check_target
 
 #: Called before each tensor with its name, its number and the count of tensors.
 Progress = Callable[[str, int, int], None]
+#: Called with what is evaluated, the tokens done so far and those in all.
+EvalProgress = Callable[[str, float, float], None]
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of ``export``; see ``python -m packer export --help``."""
+    """Options of ``export``; see ``python -m packer export --help``.
+
+    evaluate: hold the pack against its source if linears are approximations, and grade it. accept_damage: write it even
+    if it is BROKEN.
+    """
 
     name: str | None = None
     description: str = ""
@@ -40,6 +46,8 @@ class ExportOptions:
     shard_mib: int = 32
     force: bool = False
     tokenizer: Path | None = None
+    evaluate: bool = False
+    accept_damage: bool = False
 
 
 @dataclass
@@ -52,16 +60,23 @@ class ExportResult:
     weight_bytes: int = 0
     seconds: float = 0.0
     bytes: int = 0
+    quality: dict[str, Any] | None = None
 
 
-def export(source: Path, target: Path, options: ExportOptions, progress: Progress = lambda *_: None) -> ExportResult:
+def export(
+    source: Path,
+    target: Path,
+    options: ExportOptions,
+    progress: Progress = lambda *_: None,
+    eval_progress: EvalProgress = lambda *_: None,
+) -> ExportResult:
     """Write a pack from a checkpoint. Raises PackerError (also CheckpointError); then the target is as before."""
     started = time.monotonic()
     check_target(target, force=options.force)  # before the source is read, which may take long
     checkpoint = open_checkpoint(source, options.tokenizer)
     writer = PackWriter(target, options.shard_mib << 20, force=options.force)
     try:
-        result = _Exporter(checkpoint, writer, options).run(progress)
+        result = _Exporter(checkpoint, writer, options).run(progress, eval_progress)
     except BaseException:
         writer.abandon()
         raise
@@ -80,7 +95,7 @@ class _Exporter:
         self.scheme: BitNetScheme | None = bitnet_scheme(config, f"{checkpoint.path}: config")
         self.encoder = TensorEncoder(checkpoint, writer)
 
-    def run(self, progress: Progress) -> ExportResult:
+    def run(self, progress: Progress, eval_progress: EvalProgress) -> ExportResult:
         self._check_names()
         self._check_space()
         special = special_ids(self.checkpoint.info, self.model.vocabulary, self.checkpoint.path)
@@ -97,8 +112,23 @@ class _Exporter:
         activations = self._activations(encodings_used)
         program = self.model.program(encodings_used, activations)
         manifest = self._manifest(activations, special)
-        self.writer.finish(manifest, program, self._files(manifest))
-        return ExportResult(self.writer.target, manifest, self.encoder.reports, self.writer.shard_total)
+        result = ExportResult(self.writer.target, manifest, self.encoder.reports, self.writer.shard_total)
+        self.writer.finish(
+            manifest, program, self._files(manifest), lambda folder: self._evaluate(folder, result, eval_progress)
+        )
+        return result
+
+    def _evaluate(self, folder: Path, result: ExportResult, progress: EvalProgress) -> None:
+        """Grade a pack whose linears are approximations, before it is moved into place. Raises PackerError."""
+        exact = all(report.exact for report in self.encoder.reports if report.linears)
+        if exact or not self.options.evaluate:
+            return
+        from .export_gate import grade_new_pack  # late: it needs both models to run
+
+        result.quality = grade_new_pack(
+            folder, self.writer.target, self.checkpoint, accept_damage=self.options.accept_damage, progress=progress
+        )
+        result.manifest["grade"] = result.quality["grade"]
 
     def _activations(self, encodings_used: Mapping[str, str]) -> str:
         if "ternary" not in encodings_used.values():

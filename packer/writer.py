@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,17 @@ class PackWriter:
         self._shards.append({"file": path.name, "bytes": path.stat().st_size, "chunks": _chunks(path)})
         self._pending, self._pending_bytes = {}, 0
 
-    def finish(self, manifest: Mapping[str, Any], program: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Write the JSON files, ``pack.json`` last, and rename the folder to the target."""
+    def finish(
+        self,
+        manifest: Mapping[str, Any],
+        program: Mapping[str, Any],
+        files: Mapping[str, bytes],
+        inspect: Callable[[Path], None] = lambda folder: None,
+    ) -> None:
+        """Write the JSON files, ``pack.json`` last, and rename the folder to the target.
+
+        inspect: called with the whole pack before it is moved; it may change it, and what it raises keeps it away.
+        """
         self.flush()
         listed = {"program.json": json_bytes(program), **files}
         for name in sorted(listed):
@@ -87,6 +96,7 @@ class PackWriter:
             "tensors": {name: entry.to_json() for name, entry in self.entries.items()},
         }
         self._write("pack.json", json_bytes(full))
+        inspect(self._folder)
         self._move()
 
     def abandon(self) -> None:

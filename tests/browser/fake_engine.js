@@ -126,7 +126,7 @@ export class EngineClient {
     this.info = {
       url, kvCache, contextLength, maxContextLength, weightsBytes, kvBytes, workBytes,
       name: url.includes('large') ? 'Large 2B' : 'Small chat model 135M', license: 'apache-2.0', parameters: 134515008,
-      activations: 'a8', bitsPerWeight: 2.61, grade: null, eosIds: [2],
+      activations: 'a8', bitsPerWeight: 2.61, grade: script.grade ?? null, eosIds: [2],
       adapter: script.support?.adapter ?? ADAPTER,
       kernels: ['linear_ternary', 'attention'],
       tuning: {

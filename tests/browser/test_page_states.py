@@ -45,6 +45,26 @@ def test_cards_say_what_each_model_is_and_whether_it_runs_here(open_page: Open) 
     expect(button(small, "Continue the download")).to_be_enabled()
 
 
+@pytest.mark.parametrize("width", [1280, 320])
+def test_a_broken_pack_is_stamped_before_the_first_message(open_page: Open, width: int) -> None:
+    page = open_page({"grade": "BROKEN"}, models=[{**SMALL, "grade": "BROKEN"}, LARGE], width=width)
+    stamps = page.get_by_role("note").filter(has_text="BROKEN")
+    expect(stamps).to_have_count(1)  # of the two cards
+    expect(page.get_by_role("listitem").filter(has=stamps)).to_contain_text("Small chat model 135M")
+    load_model(page)
+    expect(stamps).to_be_visible()
+    expect(stamps).to_contain_text("Do not judge the model by it.")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_sound_pack_has_no_stamp(open_page: Open) -> None:
+    page = open_page({"grade": "good"}, models=[{**SMALL, "grade": "good"}])
+    expect(page.get_by_role("listitem").filter(has_text="Small chat model")).to_contain_text("good: cannot be told")
+    load_model(page)
+    expect(page.get_by_text("Quality: good: cannot be told")).to_be_visible()
+    expect(page.get_by_role("note")).to_have_count(0)
+
+
 def test_the_context_chosen_decides_the_memory_shown_and_loaded(open_page: Open) -> None:
     page = open_page()
     card = page.get_by_role("listitem").filter(has_text="Small chat model 135M")

@@ -523,7 +523,18 @@ def test_memory_stays_below_twice_the_largest_tensor_and_300_mib(
         "try:\n    main(sys.argv[1:])\nfinally:\n    print(open('/proc/self/status').read())"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script, "export", tmp_path / "model", "--out", tmp_path / "pack", "--linears", "q8"],
+        [
+            sys.executable,
+            "-c",
+            script,
+            "export",
+            tmp_path / "model",
+            "--out",
+            tmp_path / "pack",
+            "--linears",
+            "q8",
+            "--no-eval",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,6 +1,7 @@
 /** One model: what it is, what it needs, whether it runs here, and what can be done with it. */
 import { button, h, setText } from './dom.js';
 import { formatBits, formatBytes, formatCount, formatParameters } from './format.js';
+import { createBrokenStamp, gradeWords, isBroken } from './grade.js';
 import { icon } from './icons.js';
 import { loweredWords } from './largest_context.js';
 import { estimateMemory } from './models.js';
@@ -22,15 +23,18 @@ export function createCard(model, actions) {
     Download: h('dd', {}),
     'GPU memory': h('dd', {}),
     Weights: h('dd', {}, formatBits(model.bits_per_weight), h('small', {}, 'embedding included')),
-    Quality: h('dd', {}, model.grade ?? 'not measured'),
+    Quality: h('dd', {}, gradeWords(model.grade)),
     Licence: h('dd', {}, model.license ?? 'not stated'),
   };
   const verdict = h('p', { class: 'verdict' });
   const load = button({ text: 'Load', onclick: () => actions.load(model) });
   const remove = createRemove(model, actions);
+  const broken = createBrokenStamp();
+  broken.hidden = !isBroken(model.grade);
   const element = h('li', { class: 'card' },
     h('div', { class: 'card-head' }, h('h2', {}, model.name), inUse),
     model.description && h('p', { class: 'description' }, model.description),
+    broken,
     h('dl', { class: 'facts' },
       ...Object.entries(facts).map(([name, value]) => h('div', {}, h('dt', {}, name), value))),
     verdict,

@@ -1,5 +1,6 @@
 /** The conversation, the empty state, a load on its way, and what went wrong. */
 import { button, h, setText } from './dom.js';
+import { createBrokenStamp, gradeWords, isBroken } from './grade.js';
 import { loweredWords } from './largest_context.js';
 import { createLoading } from './loading_view.js';
 import { createMessage } from './message_view.js';
@@ -124,13 +125,14 @@ function createEmpty(actions) {
   const promise = h('span', {});
   const quality = h('p', { class: 'muted' });
   const lowered = h('p', { class: 'muted' });
+  const broken = createBrokenStamp();
   const examples = h('ul', { class: 'examples', 'aria-label': 'Examples' }, ...EXAMPLES.map((text) =>
     h('li', {}, button({ text, class: 'example', onclick: () => actions.ask(text) }))));
   const none = h('div', { class: 'actions' },
     button({ text: 'Choose a model', class: 'primary', onclick: actions.showModels }));
   const previous = button({ text: 'Bring back the previous chat', class: 'quiet', onclick: actions.bringBack });
   const element = h('section', { class: 'empty' },
-    name, h('p', { class: 'where' }, where, promise), quality, lowered, examples, none, previous);
+    name, h('p', { class: 'where' }, where, promise), broken, quality, lowered, examples, none, previous);
 
   /** @param {State} state */
   function render({ engine, conversation, previous: put, support }) {
@@ -141,7 +143,8 @@ function createEmpty(actions) {
     setText(where, info ? `It runs ${whereItRuns(info.adapter ?? support?.adapter)}.` : 'Choose one to begin.');
     setText(promise, info ? 'Nothing you write is sent anywhere.' : '');
     setText(quality, info
-      ? `Quality: ${info.grade ?? 'not measured'}. Small models make mistakes; check what matters.` : '');
+      ? `Quality: ${gradeWords(info.grade)}. Small models make mistakes; check what matters.` : '');
+    broken.hidden = !isBroken(info?.grade ?? null);
     setText(lowered, engine.lowered ? loweredWords(engine.lowered) : '');
     lowered.hidden = engine.lowered === null;
     examples.hidden = !info;

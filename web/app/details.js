@@ -1,6 +1,7 @@
 /** The text of a bug report: the device, the versions, the timings. Never the conversation or the system prompt. */
 import { adapterName } from './platform.js';
 import { formatBytes } from './format.js';
+import { gradeWords } from './grade.js';
 import { summary, tuningWords } from './report_words.js';
 import { titleOf } from './problems.js';
 
@@ -47,7 +48,8 @@ function modelLines({ engine, models, kernels: forced }) {
   const model = models.list.find((one) => one.id === engine.modelId);
   if (!model) return ['none'];
   const lines = [`${model.name} (${model.id})`, `status: ${engine.status}`,
-    `download: ${formatBytes(model.bytes)}, ${model.bits_per_weight} bits a weight, activations ${model.activations}`];
+    `download: ${formatBytes(model.bytes)}, ${model.bits_per_weight} bits a weight, activations ${model.activations}`,
+    `quality: ${gradeWords(model.grade)}`];
   if (forced !== null) lines.push(`kernels forced by the address: ${forced}`);
   if (engine.info) {
     const { contextLength, kvCache, weightsBytes, kvBytes, workBytes, kernels } = engine.info;
