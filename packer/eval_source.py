@@ -12,13 +12,13 @@ from tokenizers import Tokenizer
 
 from shaders.weights import WeightTensor
 
-from .checkpoints import Checkpoint, open_checkpoint
+from .checkpoints import Checkpoint, name_of, open_checkpoint
 from .errors import CheckpointError, PackerError
 from .linears import BitNetScheme, bitnet_scheme, read_ternary
 from .manifest import TensorEntry
 from .models import Matrix, Vector, build_model
 from .pack import Pack
-from .tensors import TensorEncoder, TensorReport
+from .tensors import TensorEncoder, TensorReport, require_sources
 from .tokens import load_tokenizer
 from .writer import PackWriter
 
@@ -93,14 +93,14 @@ def subject_of_checkpoint(checkpoint: Checkpoint) -> Subject:
     model = build_model(info.config, checkpoint.path, checkpoint.names())
     scheme = bitnet_scheme(info.config, f"{checkpoint.path}: config")
     tensors = {tensor.name: tensor for tensor in model.tensors()}
-    _require_all(checkpoint, list(tensors.values()))
+    require_sources(checkpoint, list(tensors.values()))
     kind = "f32" if scheme is None else "ternary"  # without integer activations a program does not depend on encodings
     encodings = {
         name: "f32" if isinstance(tensor, Vector) or tensor.is_embedding else kind for name, tensor in tensors.items()
     }
     activations = "f32" if scheme is None else "a8"
     return Subject(
-        name=info.name or (checkpoint.path.stem if checkpoint.path.is_file() else checkpoint.path.resolve().name),
+        name=name_of(checkpoint),
         kind="checkpoint",
         where=checkpoint.path,
         program=model.program(encodings, activations),
@@ -110,14 +110,6 @@ def subject_of_checkpoint(checkpoint: Checkpoint) -> Subject:
         vocabulary=model.vocabulary,
         tokenizer=load_tokenizer(info.tokenizer.tokenizer, checkpoint.path),
     )
-
-
-def _require_all(checkpoint: Checkpoint, tensors: list[Matrix | Vector]) -> None:
-    present = set(checkpoint.names())
-    for tensor in tensors:
-        for name, _ in tensor.sources:
-            if name not in present:
-                raise CheckpointError(f"{checkpoint.path}: tensor {name} is missing; the checkpoint is incomplete")
 
 
 class _Memory:

@@ -14,13 +14,13 @@ import numpy as np
 from shaders.weights import WeightTensor
 
 from . import __version__
-from .checkpoints import Checkpoint, open_checkpoint
+from .checkpoints import Checkpoint, name_of, open_checkpoint
 from .checkpoints.huggingface import json_bytes
 from .errors import CheckpointError, PackerError
 from .linears import BitNetScheme, bitnet_scheme, read_ternary
 from .manifest import TensorEntry
 from .models import Matrix, Vector, build_model
-from .tensors import TensorEncoder, TensorReport, row_bytes
+from .tensors import TensorEncoder, TensorReport, require_sources, row_bytes
 from .tokens import special_ids
 from .writer import PackWriter, check_target
 
@@ -159,13 +159,7 @@ class _Exporter:
     def _check_names(self) -> None:
         """Every tensor of the model must be there, and every tensor that is there must have its place in the model."""
         path, present = self.checkpoint.path, set(self.checkpoint.names())
-        wanted = {name for tensor in self.model.tensors() for name, _ in tensor.sources}
-        missing = sorted(wanted - present)
-        if missing:
-            raise CheckpointError(
-                f"{path}: tensor {missing[0]} is missing ({len(missing)} of {len(wanted)} are); "
-                "the checkpoint is incomplete"
-            )
+        wanted = require_sources(self.checkpoint, self.model.tensors())
         scales = {f"{name}_scale" for name in wanted if self.checkpoint.is_packed(name)}
         tied = {"lm_head.weight"} if self.model.tied else set()
         extra = sorted(name for name in present - wanted - scales - tied if not name.endswith(".rotary_emb.inv_freq"))
@@ -197,7 +191,7 @@ class _Exporter:
         lossless = all(report.exact for report in self.encoder.reports)
         linears = [report for report in self.encoder.reports for _ in report.linears]
         return {
-            "name": _printable(self.options.name or info.name or _name(self.checkpoint.path)),
+            "name": _printable(self.options.name or name_of(self.checkpoint)),
             "description": _printable(self.options.description),
             "license": info.license,
             "family": model.family,
@@ -235,11 +229,6 @@ class _Exporter:
             "report.json": json_bytes(report),
             **info.notices,
         }
-
-
-def _name(source: Path) -> str:
-    whole = source.resolve()
-    return whole.stem if whole.is_file() else whole.name  # a folder's name may well hold a dot: "…-1.58bit"
 
 
 def _printable(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from typing import Any
 
 from .checkpoints.huggingface import json_bytes
 from .errors import PackerError
+from .writer import file_entry, partial_folder, put_in_place
 
 #: Greatest mean KL in nats a token of each grade; above the last one a pack is BROKEN.
 GRADE_LIMITS = (("good", 0.005), ("usable", 0.07), ("degraded", 0.2))
@@ -65,7 +65,7 @@ def stamp(folder: Path, report: Mapping[str, Any], grade: str, page: str) -> dic
     (folder / "report.html").write_text(page, encoding="utf-8")
     manifest: dict[str, Any] = json.loads((folder / "pack.json").read_bytes())
     manifest["grade"] = grade
-    manifest["files"]["report.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest["files"]["report.json"] = file_entry(data)
     (folder / "pack.json").write_bytes(json_bytes(manifest))
     return manifest
 
@@ -76,7 +76,7 @@ def replace(folder: Path, change: Callable[[Path], Any]) -> None:
     Whatever goes wrong on the way, the pack stays as it was. Raises PackerError if the disk does not allow it.
     """
     folder = Path(os.path.realpath(folder))
-    fresh, old = (folder.with_name(f".{folder.name}.{kind}-{os.getpid()}") for kind in ("partial", "old"))
+    fresh = partial_folder(folder)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.copytree(folder, fresh, symlinks=True, copy_function=_link)
@@ -85,21 +85,11 @@ def replace(folder: Path, change: Callable[[Path], Any]) -> None:
             if name != "report.html":
                 shutil.copyfile(folder / name, fresh / name)
         change(fresh)
-        _swap(folder, fresh, old)
+        put_in_place(fresh, folder)
     except OSError as error:
         raise PackerError(f"{folder}: cannot write the report there ({error.strerror or error})") from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _swap(folder: Path, fresh: Path, old: Path) -> None:
-    folder.rename(old)
-    try:
-        fresh.rename(folder)
-    except BaseException:
-        old.rename(folder)
-        raise
 
 
 def _link(source: str, target: str) -> None:

@@ -38,6 +38,18 @@ class TensorReport:
     linears: list[str] = field(default_factory=list)
 
 
+def require_sources(checkpoint: Checkpoint, tensors: Sequence[Matrix | Vector]) -> set[str]:
+    """Names of all tensors that these are made of. Raises CheckpointError if the checkpoint lacks one."""
+    wanted = {name for tensor in tensors for name, _ in tensor.sources}
+    missing = sorted(wanted - set(checkpoint.names()))
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {missing[0]} is missing ({len(missing)} of {len(wanted)} are); "
+            "the checkpoint is incomplete"
+        )
+    return wanted
+
+
 class TensorEncoder:
     """Puts tensors into a writer, one after another. reports: one for each, in order."""
 

@@ -35,7 +35,7 @@ class PackWriter:
         self._pending: dict[str, np.ndarray] = {}
         self._pending_bytes = 0
         self._shards: list[dict[str, Any]] = []
-        self._folder = target.with_name(f".{target.name}.partial-{os.getpid()}")
+        self._folder = partial_folder(target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -92,7 +92,7 @@ class PackWriter:
             "version": VERSION,
             "chunk_bytes": CHUNK_BYTES,
             "shards": self._shards,
-            "files": {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in listed.items()},
+            "files": {name: file_entry(data) for name, data in listed.items()},
             "tensors": {name: entry.to_json() for name, entry in self.entries.items()},
         }
         self._write("pack.json", json_bytes(full))
@@ -105,20 +105,10 @@ class PackWriter:
 
     def _move(self) -> None:
         """Put the folder in the target's place; if that fails, what was there stays there."""
-        old = self.target.with_name(f".{self.target.name}.old-{os.getpid()}")
-        replaces = self.target.exists()
         try:
-            if replaces:
-                self.target.rename(old)
-            try:
-                self._folder.rename(self.target)
-            except BaseException:
-                if replaces:
-                    old.rename(self.target)
-                raise
+            put_in_place(self._folder, self.target)
         except OSError as error:
             raise PackerError(f"{self.target}: cannot put the pack there ({error.strerror})") from None
-        shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, name: str, data: bytes) -> None:
         try:
@@ -141,6 +131,31 @@ def check_target(target: Path, *, force: bool) -> None:
         raise PackerError(
             f"{target}: holds files but no pack.json; --force replaces packs only, so that nothing else is lost"
         )
+
+
+def partial_folder(target: Path) -> Path:
+    """Where a pack is made that will be ``target``: beside it, so that it can be renamed."""
+    return target.with_name(f".{target.name}.partial-{os.getpid()}")
+
+
+def put_in_place(folder: Path, target: Path) -> None:
+    """Rename a folder to ``target``, which it replaces. Raises OSError; what was there stays there then."""
+    old = target.with_name(f".{target.name}.old-{os.getpid()}")
+    replaces = target.exists()
+    if replaces:
+        target.rename(old)
+    try:
+        folder.rename(target)
+    except BaseException:
+        if replaces:
+            old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def file_entry(data: bytes) -> dict[str, Any]:
+    """What ``pack.json`` has under ``files`` for a file with these bytes."""
+    return {"bytes": len(data), "sha256": _sha256(data)}
 
 
 def _sha256(data: bytes) -> str:

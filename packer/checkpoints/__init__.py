@@ -6,12 +6,12 @@ import dataclasses
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .base import Checkpoint, CheckpointInfo, TokenizerFiles
+from .base import Checkpoint, CheckpointInfo, TokenizerFiles, name_of
 from .hub import fetch, is_hub
 from .huggingface import open_folder
 from .mlx import MlxCheckpoint
 
-__all__ = ["Checkpoint", "CheckpointInfo", "TokenizerFiles", "open_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointInfo", "TokenizerFiles", "name_of", "open_checkpoint"]
 
 
 def open_checkpoint(source: Path, tokenizer_folder: Path | None = None) -> Checkpoint:

@@ -61,6 +61,13 @@ class Checkpoint(Protocol):
         """The matrix's own trits and scales, if its format stores such; None if its numbers must be looked at."""
 
 
+def name_of(checkpoint: Checkpoint) -> str:
+    """The checkpoint's name for people, without its folder."""
+    whole = checkpoint.path.resolve()
+    # A folder's name may well hold a dot: "…-1.58bit".
+    return checkpoint.info.name or (whole.stem if whole.is_file() else whole.name)
+
+
 def require_finite(values: np.ndarray, path: Path, name: str) -> np.ndarray:
     """The values, or CheckpointError naming file and tensor."""
     if not np.isfinite(values).all():
