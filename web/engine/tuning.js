@@ -9,7 +9,7 @@ import { PARALLEL_COMPILES } from './kernels.js';
 import { withSetting } from './operations.js';
 import { recall, remember } from './tuning_memory.js';
 import { BUDGET_MS, chooseFastest } from './tuning_race.js';
-import { logitsOf } from './verification.js';
+import { logitsOf, startsOf } from './verification.js';
 import { inParallel, unlessAborted } from './waiting.js';
 
 /**
@@ -318,9 +318,9 @@ async function timed(executor, commands, rounds, now) {
  * @returns {Promise<Uint32Array>}
  */
 async function firstLogits(executor, { logits, vocabulary, contextLength }) {
-  const starts = [0, ...executor.bound.map(({ keys }) => keys)].filter((start) => start < contextLength);
-  const found = new Uint32Array(new Set(starts).size * vocabulary);
-  for (const [index, start] of [...new Set(starts)].entries()) {
+  const starts = startsOf(executor, contextLength, 1);
+  const found = new Uint32Array(starts.length * vocabulary);
+  for (const [index, start] of starts.entries()) {
     found.set(await logitsOf(executor, logits, 'one', [1 % vocabulary], start, vocabulary), index * vocabulary);
   }
   return found;

@@ -18,8 +18,7 @@ const SIZES = [3, 7];
  */
 export async function verifiesExactly(executor, { logits, vocabulary, contextLength }) {
   if (!executor.bound.some(({ kind }) => kind === 'few')) return false;
-  const limits = [0, ...executor.bound.map(({ keys }) => keys)].filter((keys) => Number.isFinite(keys));
-  const starts = [...new Set(limits)].filter((start) => start + Math.max(...SIZES) <= contextLength);
+  const starts = startsOf(executor, contextLength, Math.max(...SIZES));
   for (const start of starts) {
     for (const size of SIZES) {
       const ids = Array.from({ length: size }, (_, index) => (7919 * (index + 1)) % vocabulary);
@@ -31,8 +30,18 @@ export async function verifiesExactly(executor, { logits, vocabulary, contextLen
       if (together.some((word, index) => word !== apart[index])) return false;
     }
   }
-  return true;
+  // Where nothing can be compared nothing is known.
+  return starts.length > 0;
 }
+
+/**
+ * Positions at which steps are rewritten anew, and the first one.
+ * @param {Executor} executor
+ * @param {number} contextLength
+ * @param {number} tokens  that must have room behind each
+ */
+export const startsOf = ({ bound }, contextLength, tokens) =>
+  [...new Set([0, ...bound.map(({ keys }) => keys)])].filter((start) => start + tokens <= contextLength);
 
 /**
  * The bits of the logits of each token.
