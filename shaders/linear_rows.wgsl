@@ -278,119 +278,118 @@ fn scale_of(token: u32, squares: f32) -> f32 {
                   bits >= INFINITY_BITS);
 }
 
+// The columns of a round after their gain, and the part of the thread with them.
+struct Kept {
+    v: vec4<f32>,
+    part: Part,
+}
+
+fn keep(part: Part, r: Raw, quad: u32) -> Kept {
+    let v = value_of(r, 0u, quad);
+    let after = gained(r, v);
+    return Kept(after, add_quad(part, v, after));
+}
+
+// Whether a round of the threads has columns.
+fn has_round(round: u32) -> bool {
+    return 4u * units() > round * WORKGROUP;
+}
+
 // The integers of one token into workgroup memory: what it reads, it keeps. The sum of squares.
 fn quantize_one(thread: u32, lane: u32) -> f32 {
-    var part = Part(0.0, 0u);
     // All loads at once.
     let r0 = raw(0u, thread);
     var r1 = Raw();
-    if (4u * units() > 1u * WORKGROUP) {
+    if (has_round(1u)) {
         r1 = raw(0u, thread + 1u * WORKGROUP);
     }
     var r2 = Raw();
-    if (4u * units() > 2u * WORKGROUP) {
+    if (has_round(2u)) {
         r2 = raw(0u, thread + 2u * WORKGROUP);
     }
     var r3 = Raw();
-    if (4u * units() > 3u * WORKGROUP) {
+    if (has_round(3u)) {
         r3 = raw(0u, thread + 3u * WORKGROUP);
     }
     var r4 = Raw();
-    if (4u * units() > 4u * WORKGROUP) {
+    if (has_round(4u)) {
         r4 = raw(0u, thread + 4u * WORKGROUP);
     }
     var r5 = Raw();
-    if (4u * units() > 5u * WORKGROUP) {
+    if (has_round(5u)) {
         r5 = raw(0u, thread + 5u * WORKGROUP);
     }
     var r6 = Raw();
-    if (4u * units() > 6u * WORKGROUP) {
+    if (has_round(6u)) {
         r6 = raw(0u, thread + 6u * WORKGROUP);
     }
     var r7 = Raw();
-    if (4u * units() > 7u * WORKGROUP) {
+    if (has_round(7u)) {
         r7 = raw(0u, thread + 7u * WORKGROUP);
     }
-    var v0 = value_of(r0, 0u, thread);
-    part.squares += dot(v0, v0);
-    v0 = gained(r0, v0);
-    part.max_bits = max(part.max_bits, largest(v0));
-    var v1 = vec4<f32>(0.0);
-    if (4u * units() > 1u * WORKGROUP) {
-        v1 = value_of(r1, 0u, thread + 1u * WORKGROUP);
-        part.squares += dot(v1, v1);
-        v1 = gained(r1, v1);
-        part.max_bits = max(part.max_bits, largest(v1));
+    let k0 = keep(Part(0.0, 0u), r0, thread);
+    var part = k0.part;
+    var k1 = Kept();
+    if (has_round(1u)) {
+        k1 = keep(part, r1, thread + 1u * WORKGROUP);
+        part = k1.part;
     }
-    var v2 = vec4<f32>(0.0);
-    if (4u * units() > 2u * WORKGROUP) {
-        v2 = value_of(r2, 0u, thread + 2u * WORKGROUP);
-        part.squares += dot(v2, v2);
-        v2 = gained(r2, v2);
-        part.max_bits = max(part.max_bits, largest(v2));
+    var k2 = Kept();
+    if (has_round(2u)) {
+        k2 = keep(part, r2, thread + 2u * WORKGROUP);
+        part = k2.part;
     }
-    var v3 = vec4<f32>(0.0);
-    if (4u * units() > 3u * WORKGROUP) {
-        v3 = value_of(r3, 0u, thread + 3u * WORKGROUP);
-        part.squares += dot(v3, v3);
-        v3 = gained(r3, v3);
-        part.max_bits = max(part.max_bits, largest(v3));
+    var k3 = Kept();
+    if (has_round(3u)) {
+        k3 = keep(part, r3, thread + 3u * WORKGROUP);
+        part = k3.part;
     }
-    var v4 = vec4<f32>(0.0);
-    if (4u * units() > 4u * WORKGROUP) {
-        v4 = value_of(r4, 0u, thread + 4u * WORKGROUP);
-        part.squares += dot(v4, v4);
-        v4 = gained(r4, v4);
-        part.max_bits = max(part.max_bits, largest(v4));
+    var k4 = Kept();
+    if (has_round(4u)) {
+        k4 = keep(part, r4, thread + 4u * WORKGROUP);
+        part = k4.part;
     }
-    var v5 = vec4<f32>(0.0);
-    if (4u * units() > 5u * WORKGROUP) {
-        v5 = value_of(r5, 0u, thread + 5u * WORKGROUP);
-        part.squares += dot(v5, v5);
-        v5 = gained(r5, v5);
-        part.max_bits = max(part.max_bits, largest(v5));
+    var k5 = Kept();
+    if (has_round(5u)) {
+        k5 = keep(part, r5, thread + 5u * WORKGROUP);
+        part = k5.part;
     }
-    var v6 = vec4<f32>(0.0);
-    if (4u * units() > 6u * WORKGROUP) {
-        v6 = value_of(r6, 0u, thread + 6u * WORKGROUP);
-        part.squares += dot(v6, v6);
-        v6 = gained(r6, v6);
-        part.max_bits = max(part.max_bits, largest(v6));
+    var k6 = Kept();
+    if (has_round(6u)) {
+        k6 = keep(part, r6, thread + 6u * WORKGROUP);
+        part = k6.part;
     }
-    var v7 = vec4<f32>(0.0);
-    if (4u * units() > 7u * WORKGROUP) {
-        v7 = value_of(r7, 0u, thread + 7u * WORKGROUP);
-        part.squares += dot(v7, v7);
-        v7 = gained(r7, v7);
-        part.max_bits = max(part.max_bits, largest(v7));
+    var k7 = Kept();
+    if (has_round(7u)) {
+        k7 = keep(part, r7, thread + 7u * WORKGROUP);
+        part = k7.part;
     }
     squares[thread] = vec4<f32>(part.squares, 0.0, 0.0, 0.0);
     add_max(0u, part.max_bits, lane);
     workgroupBarrier();
     let sum = sum_squares(thread).x;
     let f = factors_of(sum, atomicLoad(&max_bits[0]));
-    var q_total = 0;
-    q_total += store_quad(0u, thread, v0 * f.norm, f.to_integer);
-    if (4u * units() > 1u * WORKGROUP) {
-        q_total += store_quad(0u, thread + 1u * WORKGROUP, v1 * f.norm, f.to_integer);
+    var q_total = store_quad(0u, thread, k0.v * f.norm, f.to_integer);
+    if (has_round(1u)) {
+        q_total += store_quad(0u, thread + 1u * WORKGROUP, k1.v * f.norm, f.to_integer);
     }
-    if (4u * units() > 2u * WORKGROUP) {
-        q_total += store_quad(0u, thread + 2u * WORKGROUP, v2 * f.norm, f.to_integer);
+    if (has_round(2u)) {
+        q_total += store_quad(0u, thread + 2u * WORKGROUP, k2.v * f.norm, f.to_integer);
     }
-    if (4u * units() > 3u * WORKGROUP) {
-        q_total += store_quad(0u, thread + 3u * WORKGROUP, v3 * f.norm, f.to_integer);
+    if (has_round(3u)) {
+        q_total += store_quad(0u, thread + 3u * WORKGROUP, k3.v * f.norm, f.to_integer);
     }
-    if (4u * units() > 4u * WORKGROUP) {
-        q_total += store_quad(0u, thread + 4u * WORKGROUP, v4 * f.norm, f.to_integer);
+    if (has_round(4u)) {
+        q_total += store_quad(0u, thread + 4u * WORKGROUP, k4.v * f.norm, f.to_integer);
     }
-    if (4u * units() > 5u * WORKGROUP) {
-        q_total += store_quad(0u, thread + 5u * WORKGROUP, v5 * f.norm, f.to_integer);
+    if (has_round(5u)) {
+        q_total += store_quad(0u, thread + 5u * WORKGROUP, k5.v * f.norm, f.to_integer);
     }
-    if (4u * units() > 6u * WORKGROUP) {
-        q_total += store_quad(0u, thread + 6u * WORKGROUP, v6 * f.norm, f.to_integer);
+    if (has_round(6u)) {
+        q_total += store_quad(0u, thread + 6u * WORKGROUP, k6.v * f.norm, f.to_integer);
     }
-    if (4u * units() > 7u * WORKGROUP) {
-        q_total += store_quad(0u, thread + 7u * WORKGROUP, v7 * f.norm, f.to_integer);
+    if (has_round(7u)) {
+        q_total += store_quad(0u, thread + 7u * WORKGROUP, k7.v * f.norm, f.to_integer);
     }
     add_sum(0u, q_total, lane);
     return sum;

@@ -167,3 +167,37 @@ def test_the_base_form_needs_no_extension(file: str) -> None:
         if kernel.needs:
             base = BY_NAME[kernel.name.replace("_rows", "")]
             assert base.op == kernel.op and not base.needs
+
+
+#: Functions and structs that several files have, for WGSL includes nothing: what changes in one changes in all.
+TWINS = {
+    ("linear_rows", "linear_ternary_rows"): "Ahead Codes Row Sums Words add_loaded load planes unpack",
+    ("linear_fused", "linear_ternary"): (
+        "Codes FloatSums Sums add_block add_partials add_scaled add_sums add_word dot16 dots finish group_scale half "
+        "planes unpack write"
+    ),
+    ("linear_ternary", "linear_ternary_tiled"): "Codes FloatSums Sums dot16 dots half unpack",
+    ("linear_ternary_tiled", "linear_ternary_narrow"): "Params dot16 group_scale half",
+    ("linear_ternary", "linear_float_wide", "linear_ternary_rows"): "token_count",
+    ("linear_fused", "linear_rows"): "activate integer_limit largest pack_bytes planes",
+    ("linear_fused", "normalize"): "Totals integer_limit pack_bytes",
+    ("attention_group", "rope_attention"): "Mixed key_dots quad_dots quad_of row_vectors signed_bytes vector_quads",
+    ("argmax", "draw", "weigh"): "key",
+    ("argmax", "weigh"): "was_seen",
+    ("draw", "weigh"): "scaled value_of weight",
+    ("dequantize", "linear_float", "linear_float_tiled"): "four half scale_of signed_bytes",
+    ("linear_float_wide", "linear_float"): "half signed_bytes",
+}
+
+
+def parts_of(file: str) -> dict[str, str]:
+    """Functions and structs of a file by name, without comments and layout."""
+    found = re.findall(r"^((?:fn|struct) (\w+)[^{]*\{.*?^\})", code(f"{file}.wgsl"), re.MULTILINE | re.DOTALL)
+    return {name: " ".join(text.split()) for text, name in found}
+
+
+@pytest.mark.parametrize("files", TWINS, ids="-".join)
+def test_what_several_files_repeat_is_the_same_in_all(files: tuple[str, ...]) -> None:
+    first, *others = (parts_of(file) for file in files)
+    for name in TWINS[files].split():
+        assert all(other[name] == first[name] for other in others), name
