@@ -3,7 +3,9 @@ import { test } from 'node:test';
 
 import { Gpu, adapterOf, requestDevice } from '../../web/engine/gpu.js';
 import { limitProblems, planMemory } from '../../web/engine/memory.js';
+import { prepareGpu } from '../../web/engine/prepare.js';
 import { checkProgram } from '../../web/engine/program.js';
+import { featuresBehind } from '../../web/engine/selfcheck.js';
 import { contract, fails, goodProgram, goodTensors } from './helpers.mjs';
 
 /** A device of which the test decides what it reports. */
@@ -184,5 +186,25 @@ test('a renderer on the processor is told from a GPU', async () => {
     const { abilities, info } = await adapterOf(device, []);
     assert.equal(info.software, software);
     assert.equal(abilities.software, software);
+  }
+});
+
+test('a feature that computes wrongly is left alone', async () => {
+  const failed = (kernel, code = 'self-check-failed') => featuresBehind(contract, { code, detail: { kernel } });
+  assert.deepEqual(failed('linear_ternary_rows'), ['subgroups']);
+  assert.deepEqual([failed('linear_ternary'), failed('linear_ternary_rows', 'device-lost')], [[], []]);
+
+  const program = checkProgram(goodProgram(), contract, goodTensors());
+  const prepared = { program, contract, pack: { tensors: goodTensors() }, choice: { contextLength: 64, kvCache: 'f16', chunk: 4 } };
+  const device = Object.assign(new FakeDevice(), {
+    features: new Set(['subgroups', 'timestamp-query']),
+    createShaderModule: () => ({}),
+  });
+  for (const without of [[], ['subgroups']]) {
+    const { adapter, planned } = await prepareGpu(prepared, { device, without });
+    const used = planned.flatMap((step) => Object.values(step.program).flat()).flatMap(({ variants }) => variants[0]);
+    assert.equal(used.some(({ kernel }) => kernel.needs), without.length === 0);
+    const expected = ['subgroups', 'timestamp-query'].filter((name) => !without.includes(name));
+    assert.deepEqual([...new Gpu(device, adapter, false).abilities.features], expected);
   }
 });

@@ -14,7 +14,7 @@ import { prepare, prepareGpu, storageProblem } from './prepare.js';
 import { DownloadMeter, throttled } from './progress.js';
 import { requestPersistence } from './quota.js';
 import { checkSampling, samplingWords, seenBits } from './sampling.js';
-import { selfCheck } from './selfcheck.js';
+import { featuresBehind, selfCheck } from './selfcheck.js';
 import { ChatTokenizer } from './tokenizer.js';
 import { Tuning } from './tuning.js';
 import { openMemory } from './tuning_memory.js';
@@ -70,22 +70,10 @@ export async function loadPack(url, options) {
     // A loss also fails whatever was under way: the cause is what the person should read.
     const failure = gpu.failure ?? toTercetError(error);
     gpu.dispose();
-    const needs = optionalNeeds(prepared, failure);
+    const needs = featuresBehind(prepared.contract, failure);
     if (needs.length) return loadPack(url, { ...options, without: [...(options.without ?? []), ...needs] });
     throw failure;
   }
-}
-
-/**
- * Features without which a load may go better: a kernel that needs them computes wrongly, and others do without.
- * @param {Prepared} prepared
- * @param {TercetError} failure
- * @returns {string[]}
- */
-function optionalNeeds({ contract }, { code, detail }) {
-  if (code !== 'self-check-failed') return [];
-  const { kernel } = /** @type {{kernel: string}} */ (detail);
-  return contract.kernels.find(({ name }) => name === kernel)?.needs ?? [];
 }
 
 /**

@@ -45,6 +45,18 @@ export async function selfCheck(kernels, variants, onProgress, signal) {
 }
 
 /**
+ * Features without which a load may go on: the kernel that failed the check needs them, and others do without.
+ * @param {Contract} contract
+ * @param {TercetError} failure
+ * @returns {string[]}
+ */
+export function featuresBehind({ kernels }, { code, detail }) {
+  if (code !== 'self-check-failed') return [];
+  const { kernel } = /** @type {{kernel: string}} */ (detail);
+  return kernels.find(({ name }) => name === kernel)?.needs ?? [];
+}
+
+/**
  * A case with the tuned constants that the pack's kernels get here: what is checked is what will run.
  * @param {KernelCase} one
  * @param {Variant[]} variants
