@@ -6,7 +6,7 @@ The twin is web/engine/measure_linear.js.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -138,12 +138,7 @@ def _tensors(linear: Linear, copies: int) -> dict[str, WeightTensor]:
     like = stand_in(linear.entry)
     weight = random_weights(rng, like)
     rows, columns = linear.entry.shape
-    tensors = {
-        f"w.{index}": WeightTensor(
-            f"w.{index}", like.encoding, like.shape, weight.data, weight.scales, like.scale_kind, like.parts, like.group
-        )
-        for index in range(copies)
-    }
+    tensors = {f"w.{index}": replace(weight, name=f"w.{index}") for index in range(copies)}
     table = np.zeros((_VOCABULARY, 4 * -(-columns // 4)), dtype=np.float32)
     table[:, :columns] = rng.standard_normal((_VOCABULARY, columns))
     tensors["table"] = WeightTensor("table", "f32", (_VOCABULARY, columns), table)

@@ -9,12 +9,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from .checkpoints.hub import is_hub
 from .cli_eval import eval_progress, print_quality
 from .export import ExportOptions, ExportResult, export
+from .planes import MOST_PLANES
 from .tensors import TensorReport
 
 
@@ -29,16 +31,19 @@ class Activations(StrEnum):
 class Embedding(StrEnum):
     """Encoding of the embedding and the output head."""
 
+    auto = "auto"
     q8 = "q8"
     q4 = "q4"
     f16 = "f16"
 
 
-class Linears(StrEnum):
-    """Encoding of linears that are not ternary."""
+class PolicyName(StrEnum):
+    """What becomes of a model that was not trained ternary."""
 
+    ternary = "ternary"
+    q4km = "q4km"
     q8 = "q8"
-    q4 = "q4"
+    all_fp4 = "all-fp4"
 
 
 def export_command(
@@ -50,9 +55,26 @@ def export_command(
         Activations | None,
         typer.Option(help="Activations of ternary products: a8 as BitNet trains, a16 near float, f32 float."),
     ] = None,
-    embedding: Annotated[Embedding, typer.Option(help="Encoding of the embedding and the output head.")] = Embedding.q8,
-    linears: Annotated[
-        Linears | None, typer.Option(help="Accept linears that are not ternary, in this encoding.")
+    embedding: Annotated[
+        Embedding,
+        typer.Option(help="Encoding of the embedding and the output head; auto: ternary if exactly so, else q8."),
+    ] = Embedding.auto,
+    policy: Annotated[
+        PolicyName | None,
+        typer.Option(help="Accept linears that are not ternary: as ternary planes, 4 bits (some 8), 8 bits, NVFP4."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Encoding of the matrices of this name, such as 'layers.[01].*=q8'; the last one counts."),
+    ] = None,
+    ternary_planes: Annotated[
+        int | None, typer.Option(help="Ternary planes that add up to a linear; 1 if left out.", min=1, max=MOST_PLANES)
+    ] = None,
+    compensate: Annotated[
+        bool, typer.Option("--compensate", help="Let planes make good each other's rounding errors (GPTQ).")
+    ] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Text that --compensate runs the source on; Tercet's own if left out.")
     ] = None,
     shard_size: Annotated[int, typer.Option(help="Largest shard in MiB.", min=1, max=63)] = 32,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, if the source has none.")] = None,
@@ -70,7 +92,11 @@ def export_command(
         description=description,
         activations=activations.value if activations else None,
         embedding=embedding.value,
-        linears=linears.value if linears else None,
+        policy=policy.value if policy else None,
+        keep=tuple(keep or ()),
+        ternary_planes=ternary_planes,
+        compensate=compensate,
+        calibration=calibration,
         shard_mib=shard_size,
         force=force,
         tokenizer=tokenizer,
@@ -85,12 +111,19 @@ def export_command(
     _summary(result)
 
 
+class _Rate(ProgressColumn):
+    """Weights a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed / 1e6:,.1f} M weights/s," if task.speed else "")
+
+
 def _export(source: Path, out: Path, options: ExportOptions) -> ExportResult:
     bar = Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("tensors,"),
+        TaskProgressColumn(),
+        _Rate(),
         TimeRemainingColumn(),
         TextColumn("left"),
         console=Console(stderr=True),
@@ -122,6 +155,8 @@ def _summary(result: ExportResult) -> None:
     console = Console()
     console.print(table)
     console.print(_proof(result), highlight=False)
+    if "left_out" in result.manifest["source"]:
+        console.print(escape(f"left out: {result.manifest['source']['left_out']}"), highlight=False)
     if result.quality is not None:
         print_quality(result.quality, result.manifest["name"])
     console.print(
@@ -163,14 +198,14 @@ def _by_part(result: ExportResult) -> dict[str, list[TensorReport]]:
 
 
 def _row(part: str, reports: list[TensorReport]) -> tuple[str, ...]:
-    weights, size = sum(r.weights for r in reports), sum(r.bytes for r in reports)
+    weights, size = sum(r.weights for r in reports if r.plane == 0), sum(r.bytes for r in reports)
     error = max(report.error for report in reports)
     lossless = all(report.exact for report in reports)
     kind, encoding = part.split("|")
     return (
         kind,
         encoding,
-        str(len(reports)),
+        str(sum(r.plane == 0 for r in reports)),
         f"{weights / 1e6:.2f} M",
         f"{size / 1e6:.2f}",
         f"{8 * size / weights:.2f}",

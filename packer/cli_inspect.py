@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from .manifest import DTYPE_BYTES, TensorEntry
 from .pack import Pack
 
 PackArgument = Annotated[Path, typer.Argument(help="Folder that holds pack.json.", metavar="PACK")]
@@ -49,14 +52,16 @@ def inspect_command(
         "eos_ids",
         "shards",
         "encodings",
+        "linears",
         "operations",
     ):
-        table.add_row(field.replace("_", " "), escape(_readable(field, facts[field])))
+        if field in facts:
+            table.add_row(field.replace("_", " "), escape(_readable(field, facts)))
     Console().print(table)
 
 
 def _facts(pack: Pack) -> dict[str, Any]:
-    """The manifest without hashes, and counts of encodings and operations."""
+    """The manifest without hashes, counts of encodings and operations, and the bits that a weight of each takes."""
     manifest = pack.manifest
     plain = {key: value for key, value in manifest.items() if key not in ("shards", "files", "tensors", "chunk_bytes")}
     operations = Counter(op["op"] for op in pack.program["body"] + pack.program["logits"])
@@ -65,12 +70,30 @@ def _facts(pack: Pack) -> dict[str, Any]:
         "bytes": pack.total_bytes,
         "shards": len(manifest["shards"]),
         "encodings": dict(Counter(entry.encoding for entry in pack.entries.values())),
+        "encoding_bits": _encoding_bits(pack.entries.values()),
         "operations": dict(operations),
         "tensors": {name: entry.to_json() for name, entry in pack.entries.items()},
     }
 
 
-def _readable(field: str, value: Any) -> str:
+def _encoding_bits(entries: Iterable[TensorEntry]) -> dict[str, float]:
+    """Bits that a weight takes in each encoding, over its tensors, scales and padding included."""
+    n_bytes: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    for entry in entries:
+        layouts = entry.keys().values()
+        n_bytes[entry.encoding] += sum(prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in layouts)
+        weights[entry.encoding] += prod(entry.shape)
+    return {encoding: round(8 * n_bytes[encoding] / weights[encoding], 4) for encoding in weights}
+
+
+def _readable(field: str, facts: Mapping[str, Any]) -> str:
+    value = facts[field]
+    if field == "encodings":
+        bits = facts["encoding_bits"]
+        return ", ".join(f"{count} {name} of {bits[name]:.2f} bits" for name, count in value.items())
+    if field == "linears" and isinstance(value, dict) and {"total", "exact"} <= value.keys():
+        return f"{value['exact']} of {value['total']} exactly the source's ternary weights"
     if value is None:
         return "not measured" if field == "grade" else "none"
     if field.endswith("bytes"):

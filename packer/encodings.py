@@ -5,13 +5,18 @@ Every function is pure and works on any number of whole rows, so large tensors g
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
 import numpy as np
 
 from shaders.contract import quotient_up
+from shaders.float4 import E2M1, E2M1_MAX, E4M3_MAX, E4M3_MAX_CODE, E8M0_BIAS, E8M0_MAX_CODE, e4m3, e8m0
 
+from . import affine
 from .errors import CheckpointError
 
-#: Columns that share a scale in q8 and q4.
+#: Columns that share a scale in q8, q4, q4a and mxfp4.
 GROUP = 32
 F16_MAX = 65504.0
 _POWERS = np.array([81, 27, 9, 3, 1], dtype=np.uint16)
@@ -40,8 +45,51 @@ def encode_q8(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def encode_q4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """f32 ``[N, K]`` to nibbles u8 ``[N, 16*ceil(K/32)]`` and f16 scales ``[N, ceil(K/32)]``."""
     q, scales = _fit_q4(_groups(values))
-    codes = (q.reshape(len(values), -1) + 8).astype(np.uint8)
-    return codes[:, 0::2] | (codes[:, 1::2] << 4), scales
+    return _pack_nibbles((q + 8).astype(np.uint8)), scales
+
+
+def encode_q4a(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f32 ``[N, K]`` to nibbles u8 ``[N, 16*ceil(K/32)]`` and f16 (scale, minimum) ``[N, 2*ceil(K/32)]``.
+
+    Groups that stand on a grid of sixteen steps come back as they are, if f16 holds their scale and minimum.
+    """
+    groups = _groups(values)
+    codes, scales, minima = affine.fit(groups, values.shape[1])
+    return _pack_nibbles(codes), np.stack([scales, minima], axis=-1).reshape(len(values), -1)
+
+
+def nvfp4_tensor_scale(greatest: float) -> np.float32:
+    """The f32 scale of an nvfp4 tensor whose greatest magnitude this is: block scales then reach up to 448.
+
+    Never so small that a device would take it, or a block's product with it, for zero.
+    """
+    return max(np.float32(greatest / (E2M1_MAX * E4M3_MAX)), np.float32(2.0**-100))
+
+
+def encode_nvfp4(values: np.ndarray, tensor_scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """f32 ``[N, K]`` to E2M1 u8 ``[N, 16*ceil(K/32)]`` and E4M3 scales u8 ``[N, ceil(K/16)]``.
+
+    tensor_scale: of the whole tensor, ``nvfp4_tensor_scale``. A block takes the scale nearest to its greatest magnitude
+    / 6, or one beside it where the sum of squared errors is smaller.
+    """
+    groups = _groups(values, 16)
+    wanted = np.abs(groups).max(axis=-1) / (np.float32(E2M1_MAX) * tensor_scale)
+    nearest = np.minimum(wanted, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn).view(np.uint8).astype(np.int32)
+    scales = [np.clip(nearest + step, 0, E4M3_MAX_CODE).astype(np.uint8) for step in (0, -1, 1)]
+    return _encode_e2m1(groups, scales, lambda codes: e4m3(codes) * tensor_scale)
+
+
+def encode_mxfp4(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """f32 ``[N, K]`` to E2M1 u8 ``[N, 16*ceil(K/32)]`` and E8M0 scales u8 ``[N, ceil(K/32)]``.
+
+    A block takes the power of two of OCP MX v1.0 (the greatest magnitude's, over that of 6), or the next
+    one where the sum of squared errors is smaller.
+    """
+    groups = _groups(values)
+    _, exponents = np.frexp(np.abs(groups).max(axis=-1))
+    lowest = exponents.astype(np.int32) - 3 + E8M0_BIAS
+    scales = [np.clip(lowest + step, 0, E8M0_MAX_CODE).astype(np.uint8) for step in (0, 1)]
+    return _encode_e2m1(groups, scales, e8m0)
 
 
 def encode_f16(values: np.ndarray) -> np.ndarray:
@@ -57,9 +105,46 @@ def encode_f32(values: np.ndarray) -> np.ndarray:
     return pad_columns(values, 4).astype(np.float32)
 
 
-def _groups(values: np.ndarray) -> np.ndarray:
-    padded = pad_columns(values.astype(np.float32), GROUP)
-    return padded.reshape(len(values), quotient_up(values.shape[1], GROUP), GROUP)
+def encode(values: np.ndarray, encoding: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """(data, scales or None) of f32 ``[N, K]`` in an encoding whose rows stand for themselves: no ternary, no nvfp4."""
+    scaled = {"q8": encode_q8, "q4": encode_q4, "q4a": encode_q4a, "mxfp4": encode_mxfp4}.get(encoding)
+    if scaled:
+        return scaled(values)
+    return {"f16": encode_f16, "f32": encode_f32}[encoding](values), None
+
+
+def _groups(values: np.ndarray, group: int = GROUP) -> np.ndarray:
+    padded = pad_columns(values.astype(np.float32), group)
+    return padded.reshape(len(values), quotient_up(values.shape[1], group), group)
+
+
+def _pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    """Codes u8 ``[N, G, group]`` to bytes ``[N, 16*ceil(G*group/32)]``, the first of two in the low nibble."""
+    flat = pad_columns(codes.reshape(len(codes), -1), GROUP)
+    packed: np.ndarray = flat[:, 0::2] | (flat[:, 1::2] << 4)
+    return packed
+
+
+def _encode_e2m1(
+    groups: np.ndarray,
+    candidates: Sequence[np.ndarray],
+    scale_of: Callable[[np.ndarray], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nibbles and scale codes: group by group the candidate with the smaller squared error, the first on a tie."""
+    best: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    for scales in candidates:
+        wide = scale_of(scales)[..., None]
+        ratio = np.divide(groups, wide, out=np.zeros_like(groups), where=wide != 0)
+        codes = np.clip(ratio, -E2M1_MAX, E2M1_MAX).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+        codes[codes == 8] = 0  # no negative zeros
+        error = np.square(groups - E2M1[codes] * wide).sum(axis=-1)
+        if best is not None:
+            take = error < best[2]
+            codes = np.where(take[..., None], codes, best[0])
+            scales, error = np.where(take, scales, best[1]), np.where(take, error, best[2])
+        best = codes, scales, error
+    assert best is not None
+    return _pack_nibbles(best[0]), best[1]
 
 
 def _half_scales(scales: np.ndarray) -> np.ndarray:

@@ -14,17 +14,21 @@ import numpy as np
 from shaders.weights import WeightTensor
 
 from . import __version__
+from .calibrate import Calibration, calibration_text, text_hash
 from .checkpoints import Checkpoint, name_of, open_checkpoint
 from .checkpoints.huggingface import json_bytes
 from .errors import CheckpointError, PackerError
+from .eval_source import subject_of_checkpoint
 from .linears import BitNetScheme, bitnet_scheme, read_ternary
 from .manifest import TensorEntry
 from .models import Matrix, Vector, build_model
+from .policy import Choice, Policy, not_ternary, widest
 from .tensors import TensorEncoder, TensorReport, require_sources, row_bytes
+from .ternarize import Ternary
 from .tokens import special_ids
 from .writer import PackWriter, check_target
 
-#: Called before each tensor with its name, its number and the count of tensors.
+#: Called before each tensor with its name, the weights done so far and those in all.
 Progress = Callable[[str, int, int], None]
 #: Called with what is evaluated, the tokens done so far and those in all.
 EvalProgress = Callable[[str, float, float], None]
@@ -35,14 +39,20 @@ class ExportOptions:
     """Options of ``export``; see ``python -m packer export --help``.
 
     evaluate: hold the pack against its source if linears are approximations, and grade it. accept_damage: write it even
-    if it is BROKEN.
+    if it is BROKEN. embedding: of the output head too; ``auto`` is ternary where that is exact, else q8. policy, keep,
+    ternary_planes: encodings of what is not ternary, see ``policy.py``. compensate: round planes so that products, not
+    weights, are near the original's on the text of the file ``calibration``.
     """
 
     name: str | None = None
     description: str = ""
     activations: str | None = None
-    embedding: str = "q8"
-    linears: str | None = None
+    embedding: str = "auto"
+    policy: str | None = None
+    keep: tuple[str, ...] = ()
+    ternary_planes: int | None = None
+    compensate: bool = False
+    calibration: Path | None = None
     shard_mib: int = 32
     force: bool = False
     tokenizer: Path | None = None
@@ -94,19 +104,30 @@ class _Exporter:
         self.model = build_model(config, checkpoint.path, checkpoint.names())
         self.scheme: BitNetScheme | None = bitnet_scheme(config, f"{checkpoint.path}: config")
         self.encoder = TensorEncoder(checkpoint, writer)
+        matrices = [tensor for tensor in self.model.tensors() if isinstance(tensor, Matrix)]
+        self.policy = Policy(options.policy, options.keep, matrices, self.model.layers, self.model.tied)
+        self.policy.check_planes(options.ternary_planes, options.compensate, options.calibration)
+        self.calibrated: str | None = None
+        self._calibration: Calibration | None = None
+        self._text = calibration_text(options.calibration) if options.compensate else ""
 
     def run(self, progress: Progress, eval_progress: EvalProgress) -> ExportResult:
         self._check_names()
         self._check_space()
         special = special_ids(self.checkpoint.info, self.model.vocabulary, self.checkpoint.path)
         tensors = self.model.tensors()
+        if self.options.compensate:
+            self._calibration = Calibration(
+                subject_of_checkpoint(self.checkpoint), self._text, str(self.options.calibration or "the text")
+            )
+        sizes = [tensor.rows * tensor.columns if isinstance(tensor, Matrix) else tensor.length for tensor in tensors]
         for index, tensor in enumerate(tensors):
-            progress(tensor.name, index, len(tensors))
+            progress(tensor.name, sum(sizes[:index]), sum(sizes))
             if isinstance(tensor, Vector):
                 self.encoder.vector(tensor)
             else:
                 self._matrix(tensor)
-        progress("", len(tensors), len(tensors))
+        progress("", sum(sizes), sum(sizes))
         self.writer.flush()
         encodings_used = {name: entry.encoding for name, entry in self.writer.entries.items()}
         activations = self._activations(encodings_used)
@@ -141,20 +162,59 @@ class _Exporter:
         return self.options.activations or ("a8" if self.scheme is not None else "a16")
 
     def _matrix(self, matrix: Matrix) -> None:
-        if matrix.is_embedding:
-            self.encoder.floats(matrix, self.options.embedding, [None] * len(matrix.sources))
-            return
-        parts = []
-        for name, rows in matrix.sources:
-            part = read_ternary(self.checkpoint, name, (rows, matrix.columns), self.scheme)
-            if part is None and self.options.linears is None:
-                raise CheckpointError(_not_ternary(self.checkpoint.path, name))
+        before = len(self.encoder.reports)
+        choice = self._embedding(matrix) if matrix.is_embedding else self._linears(matrix)
+        for report in self.encoder.reports[before:]:
+            report.choice = choice.why
+
+    def _embedding(self, matrix: Matrix) -> Choice:
+        choice = self.policy.embedding(matrix)
+        if self.options.embedding != "auto" and not choice.kept:
+            choice = Choice(self.options.embedding, False, "--embedding")
+        elif choice.encoding == "ternary" or not choice.kept:
+            part = self._ternary_embedding(matrix)
+            if part is not None:
+                self.encoder.ternary(matrix, [part])
+                return Choice("ternary", choice.kept, "exactly ternary")
+        if choice.encoding == "ternary":
+            raise PackerError(
+                f"{choice.why}: {matrix.name} is an embedding or output head, which ternary planes cannot hold; "
+                f"add --keep '{matrix.name}=q8', or name the layers alone: 'layers.*=ternary'"
+            )
+        if choice.encoding is None:
+            choice = Choice("q8", False, "default")
+        self.encoder.floats(matrix, str(choice.encoding), [None] * len(matrix.sources))
+        return choice
+
+    def _ternary_embedding(self, matrix: Matrix) -> Ternary | None:
+        """An embedding or head that is exactly ternary; none of BitNet, which does not round the inputs of its head."""
+        if self.scheme is not None:
+            return None
+        ((name, rows),) = matrix.sources
+        return read_ternary(self.checkpoint, name, (rows, matrix.columns), None)
+
+    def _linears(self, matrix: Matrix) -> Choice:
+        """Encode a matrix of the layers: without loss if all of it is ternary, and nobody wants it otherwise."""
+        parts, choices = [], self.policy.linears(matrix)
+        for index, (name, rows) in enumerate(matrix.sources):
+            part, choice = read_ternary(self.checkpoint, name, (rows, matrix.columns), self.scheme), choices[index]
+            if part is None and choice.encoding is None:
+                raise CheckpointError(not_ternary(self.checkpoint.path, name))
             parts.append(part)
+            if part is not None and not (choice.kept and choice.encoding != "ternary"):
+                choices[index] = Choice("ternary", False, "exactly ternary")
         ternary = [part for part in parts if part is not None]
-        if len(ternary) == len(parts):
+        choice = widest(choices)
+        if choice.encoding != "ternary":
+            self.encoder.floats(matrix, str(choice.encoding), parts)
+        elif len(ternary) == len(parts):
             self.encoder.ternary(matrix, ternary)
         else:
-            self.encoder.floats(matrix, str(self.options.linears), parts)
+            factor = None
+            if self._calibration is not None:
+                factor, self.calibrated = self._calibration.factor(matrix.name), text_hash(self._text)
+            self.encoder.planes(matrix, parts, self.options.ternary_planes or 1, factor)
+        return choice
 
     def _check_names(self) -> None:
         """Every tensor of the model must be there, and every tensor that is there must have its place in the model."""
@@ -174,7 +234,8 @@ class _Exporter:
         needed = 0
         for tensor in self.model.tensors():
             if isinstance(tensor, Matrix):
-                encoding = self.options.embedding if tensor.is_embedding else "ternary"
+                named = tensor.is_embedding and self.options.embedding != "auto"
+                encoding = self.options.embedding if named else "ternary"
                 needed += tensor.rows * row_bytes(encoding, tensor.columns)
         folder = self.writer.target.parent
         free = shutil.disk_usage(folder).free
@@ -186,7 +247,7 @@ class _Exporter:
 
     def _manifest(self, activations: str, special: Mapping[str, Any]) -> dict[str, Any]:
         model, info = self.model, self.checkpoint.info
-        weights = sum(report.weights for report in self.encoder.reports)
+        weights = sum(report.weights for report in self.encoder.reports if report.plane == 0)
         ternary = [report for report in self.encoder.reports if report.encoding == "ternary"]
         lossless = all(report.exact for report in self.encoder.reports)
         linears = [report for report in self.encoder.reports for _ in report.linears]
@@ -214,15 +275,20 @@ class _Exporter:
 
     def _files(self, manifest: Mapping[str, Any]) -> dict[str, bytes]:
         info = self.checkpoint.info
-        report = {
+        report: dict[str, Any] = {
             "tercet": __version__,
             "options": {
                 "activations": manifest["activations"],
                 "embedding": self.options.embedding,
-                "linears": self.options.linears,
+                "policy": self.options.policy,
+                "keep": list(self.options.keep),
+                "ternary_planes": self.options.ternary_planes,
+                "compensate": self.options.compensate,
             },
             "tensors": [vars(item) for item in self.encoder.reports],
         }
+        if self.calibrated is not None:
+            report["calibration"] = {"sha256": self.calibrated}
         return {
             "tokenizer.json": info.tokenizer.tokenizer,
             "tokenizer_config.json": info.tokenizer.config,
@@ -237,7 +303,8 @@ def _printable(text: str) -> str:
 
 
 def _bits(reports: list[TensorReport]) -> float:
-    return round(8 * sum(item.bytes for item in reports) / sum(item.weights for item in reports), 4)
+    weights = sum(item.weights for item in reports if item.plane == 0)
+    return round(8 * sum(item.bytes for item in reports) / weights, 4)
 
 
 def _resident_bytes(entry: TensorEntry) -> int:
@@ -247,11 +314,3 @@ def _resident_bytes(entry: TensorEntry) -> int:
         entry.name, entry.encoding, entry.shape, np.empty(0), scales, entry.scale, entry.parts, entry.group
     )
     return stand_in.resident_bytes
-
-
-def _not_ternary(path: Path, name: str) -> str:
-    return (
-        f"{path}: tensor {name} is not ternary. Rounding a model that was not trained ternary to -1, 0, +1 destroys it "
-        "(SmolLM2-135M: perplexity from 10.0 to 3.5 million). Use --linears q8 (8.5 bits a weight, nearly lossless) or "
-        "--linears q4 (4.5 bits), or train the model ternary"
-    )

@@ -34,7 +34,7 @@ def bitnet_scheme(config: Mapping[str, Any], where: str) -> BitNetScheme | None:
     """The scheme of a config, or None if it has no quantization_config. Raises CheckpointError for other methods."""
     quantization = config.get("quantization_config")
     if quantization is None:
-        return None
+        return _scheme_1bitllm(config, where)
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
     if not isinstance(quantization, Mapping) or method != "bitnet":
         raise CheckpointError(f"{where}: quantization_config: quant_method is {method!r}, expected 'bitnet'")
@@ -57,6 +57,16 @@ def bitnet_scheme(config: Mapping[str, Any], where: str) -> BitNetScheme | None:
             "expected bitlinear or autobitlinear and offline or online"
         )
     return BitNetScheme(divide=kind == "bitlinear", online=kind == "autobitlinear" and mode == "online")
+
+
+def _scheme_1bitllm(config: Mapping[str, Any], where: str) -> BitNetScheme | None:
+    """1bitLLM's models say ``weight_bits`` 1 and ``input_bits`` 8: masters, which their own code rounds as BitNet's."""
+    bits = tuple(config.get(field) for field in ("weight_bits", "input_bits"))
+    if bits == (None, None):
+        return None
+    if bits != (1, 8):
+        raise CheckpointError(f"{where}: weight_bits and input_bits are {bits[0]!r} and {bits[1]!r}, expected 1 and 8")
+    return BitNetScheme(divide=False, online=True)
 
 
 def read_ternary(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shaders.contract import quotient_up, short
+from shaders.weights import group_of
 
 from .errors import PackError
 
@@ -20,8 +21,10 @@ MAX_SHARD_BYTES = 64 << 20
 MAX_HEADER_BYTES = 1 << 20
 MAX_JSON_BYTES = 16 << 20
 GRADES = ("lossless", "good", "usable", "degraded", "BROKEN")
-ENCODINGS = ("ternary", "q8", "q4", "f16", "f32")
+ENCODINGS = ("ternary", "q8", "q4", "q4a", "nvfp4", "mxfp4", "f16", "f32")
 SCALE_KINDS = ("parts", "row", "group")
+#: Bytes of an element of each safetensors dtype that packs have.
+DTYPE_BYTES = {"U8": 1, "I8": 1, "F16": 2, "F32": 4}
 #: Integers beyond this are not exact in JavaScript, which reads packs too.
 _MAX_INTEGER = 2**53 - 1
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -121,9 +124,12 @@ class TensorEntry:
             if self.scale == "row":
                 keys[f"{self.name}.scale.{index}"] = ("F32", (rows,))
             elif self.group:
-                keys[f"{self.name}.scale.{index}"] = ("F16", (rows, quotient_up(columns, self.group)))
+                scale_dtype, scale_width = scale_layout(self.encoding, columns, self.group)
+                keys[f"{self.name}.scale.{index}"] = (scale_dtype, (rows, scale_width))
         if self.scale == "parts":
             keys[f"{self.name}.scale"] = ("F32", (len(self.parts),))
+        if self.encoding == "nvfp4":
+            keys[f"{self.name}.tensor_scale"] = ("F32", (1,))
         return keys
 
     def to_json(self) -> dict[str, Any]:
@@ -148,9 +154,18 @@ def data_layout(encoding: str, columns: int) -> tuple[str, int]:
         "ternary": ("U8", 4 * quotient_up(columns, 20)),
         "q8": ("I8", 32 * quotient_up(columns, 32)),
         "q4": ("U8", 16 * quotient_up(columns, 32)),
+        "q4a": ("U8", 16 * quotient_up(columns, 32)),
+        "nvfp4": ("U8", 16 * quotient_up(columns, 32)),
+        "mxfp4": ("U8", 16 * quotient_up(columns, 32)),
         "f16": ("F16", 4 * quotient_up(columns, 4)),
         "f32": ("F32", 4 * quotient_up(columns, 4)),
     }[encoding]
+
+
+def scale_layout(encoding: str, columns: int, group: int) -> tuple[str, int]:
+    """(safetensors dtype, elements a row) of an encoding's scales by group."""
+    groups = quotient_up(columns, group)
+    return {"q4a": ("F16", 2 * groups), "nvfp4": ("U8", groups), "mxfp4": ("U8", groups)}.get(encoding, ("F16", groups))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -236,7 +251,7 @@ def _tensor(name: str, entry: Any, path: Path) -> TensorEntry:
         expected = f"one of {', '.join(SCALE_KINDS)}" if encoding == "ternary" else "none"
         raise PackError("encoding", f"{where}: scale is {short(scale)}, expected {expected}")
     parts = _rows(entry.get("parts"), shape[0], "parts", where) if scale == "parts" else ()
-    group = 32 if encoding in ("q8", "q4") else _group(entry.get("group"), where) if scale == "group" else 0
+    group = group_of(encoding, _group(entry.get("group"), where) if scale == "group" else 0)
     slices = _rows(entry.get("slices"), shape[0] if len(shape) == 2 else 1, "slices", where)
     return TensorEntry(name, encoding, tuple(shape), scale, parts, group, slices)
 

@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from shaders.contract import ContractError
+from shaders.float4 import E2M1_MAX, E4M3_MAX, E4M3_MAX_CODE, E8M0_MAX_CODE, nibbles
 from shaders.program import check as check_program
 from shaders.program import logits_columns
 from shaders.weights import WeightTensor
@@ -66,6 +67,7 @@ class Pack:
             entry.scale,
             entry.parts,
             entry.group,
+            float(arrays[f"{name}.tensor_scale"][0]) if entry.encoding == "nvfp4" else None,
         )
 
     def tensors(self) -> dict[str, WeightTensor]:
@@ -151,7 +153,7 @@ class Pack:
         tensor = self.tensor(name)
         if tensor.encoding == "ternary":
             _check_trits(tensor, self.path)
-        elif tensor.encoding in ("q8", "q4"):
+        elif tensor.group:
             _check_padding(tensor, self.path)
         else:
             _check_finite(tensor, tensor.data, self.path)
@@ -160,7 +162,7 @@ class Pack:
                     "padding", f"{self.path}: tensor {name!r}: columns beyond {tensor.columns} are not zero"
                 )
         if tensor.scales is not None:
-            _check_finite(tensor, tensor.scales, self.path)
+            _check_scales(tensor, tensor.scales, self.path)
 
 
 def shard_layout(path: Path) -> dict[str, Layout]:
@@ -202,13 +204,26 @@ def _check_trits(tensor: WeightTensor, path: Path) -> None:
 
 
 def _check_padding(tensor: WeightTensor, path: Path) -> None:
-    data = tensor.data
-    if tensor.encoding == "q4":
-        data = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1).astype(np.int8) - 8
-    if data[:, tensor.columns :].any():
+    data = tensor.data if tensor.encoding == "q8" else nibbles(tensor.data)
+    if (data[:, tensor.columns :] != (8 if tensor.encoding == "q4" else 0)).any():
         raise PackError("padding", f"{path}: tensor {tensor.name!r}: columns beyond {tensor.columns} are not zero")
 
 
-def _check_finite(tensor: WeightTensor, values: np.ndarray, path: Path) -> None:
+def _check_scales(tensor: WeightTensor, scales: np.ndarray, path: Path) -> None:
+    """No scale that is no number, or whose products are none."""
+    most = {"nvfp4": E4M3_MAX_CODE, "mxfp4": E8M0_MAX_CODE}.get(tensor.encoding)
+    if most is None:
+        _check_finite(tensor, scales, path)
+    elif (scales > most).any():
+        raise PackError(
+            "finite",
+            f"{path}: tensor {tensor.name!r}: a scale has the code {scales.max()}, expected at most {most}",
+        )
+    if tensor.tensor_scale is not None:
+        with np.errstate(over="ignore"):
+            _check_finite(tensor, np.float32(tensor.tensor_scale) * np.float32(E2M1_MAX * E4M3_MAX), path)
+
+
+def _check_finite(tensor: WeightTensor, values: np.ndarray | np.floating, path: Path) -> None:
     if not np.isfinite(values).all():
         raise PackError("finite", f"{path}: tensor {tensor.name!r}: infinite or NaN values")

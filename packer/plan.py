@@ -27,7 +27,6 @@ class Memory:
     weights_bytes: int
     caches: tuple[tuple[int, int], ...]
     context: int
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class Plan:
     requests: float | None
     weights_bytes: int | None = None
     total_bytes: int | None = None
-    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Field name -> value."""
@@ -67,7 +65,7 @@ def memory_of(pack: Path | None, shape: str | None) -> Memory | None:
     if shape is not None:
         known = shape_named(shape)
         weights = _weights_bytes(known.tensors())
-        return Memory(shape, weights, _caches(known.program()), known.model.context, known.notes)
+        return Memory(shape, weights, _caches(known.program()), known.model.context)
     if pack is None:
         return None
     from .pack import Pack  # late: shapes need no pack reader
@@ -120,9 +118,7 @@ def make_plan(
     else:
         fitting = budget // each
     total = memory.weights_bytes + budget
-    return Plan(
-        memory.name, kv, each, budget, fitting, length, fitting / length, memory.weights_bytes, total, memory.notes
-    )
+    return Plan(memory.name, kv, each, budget, fitting, length, fitting / length, memory.weights_bytes, total)
 
 
 def _check(kv: str, kv_gib: float | None, tokens: int | None, context: int | None) -> None:
@@ -147,7 +143,7 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         lines.append((f"requests of {plan.context:,} tokens", f"{plan.requests:.2f}"))
     if plan.total_bytes is not None:
         lines.append(("weights and KV cache", _size(plan.total_bytes)))
-    return lines + [("note", note) for note in plan.notes]
+    return lines
 
 
 def _size(n_bytes: int) -> str:

@@ -38,7 +38,7 @@ def require_acceptable(grade: str, kl: float, where: Path, *, accept_damage: boo
     if grade == BROKEN and not accept_damage:
         raise PackerError(
             f"{where}: the pack would be BROKEN: mean KL divergence to the source {kl:.3g} nats a token, expected at "
-            f"most {GRADE_LIMITS[-1][1]}. Nothing was written. Keep more bits (--linears q8), or write it all the same "
+            f"most {GRADE_LIMITS[-1][1]}. Nothing was written. Keep more bits (--policy q8), or write it all the same "
             "with --accept-damage; it is stamped BROKEN then"
         )
 

@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from shaders.weights import WeightTensor
+from shaders.weights import WeightTensor, group_of
 
 from .errors import PackerError
-from .manifest import TensorEntry, data_layout
-from .models import Matrix, Transformer, Vector, bitnet, llama
+from .manifest import TensorEntry, data_layout, scale_layout
+from .models import Matrix, Transformer, Vector, bitnet, qwen3
 from .models.fields import Fields
-
-_NO_QK_NORM = "the norms of queries and keys are left out: no operation has them yet"
-_Q8_EMBEDDING = "the embedding is q8 as an export makes it, not ternary"
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class Shape:
     """A model without weights.
 
     activations: of the ternary products. group: columns that share a scale, 0: one scale a stacked part.
-    embedding: encoding of the embedding and the head. notes: where the shape differs from the model.
+    embedding: encoding of the embedding and the head.
     """
 
     name: str
@@ -33,7 +30,6 @@ class Shape:
     activations: str
     group: int = 0
     embedding: str = "q8"
-    notes: tuple[str, ...] = ()
 
     def tensors(self) -> list[WeightTensor]:
         """All tensors in the order of the program, without their bytes: for sizes only."""
@@ -51,9 +47,8 @@ class Shape:
         if isinstance(tensor, Vector):
             return TensorEntry(tensor.name, "f32", (tensor.length,), None, (), 0, (1,))
         shape = (tensor.rows, tensor.columns)
-        if tensor.is_embedding:
-            group = 32 if self.embedding in ("q8", "q4") else 0
-            return TensorEntry(tensor.name, self.embedding, shape, None, (), group, (tensor.rows,))
+        if tensor.is_embedding and self.embedding != "ternary":
+            return TensorEntry(tensor.name, self.embedding, shape, None, (), group_of(self.embedding), (tensor.rows,))
         if self.group:
             return TensorEntry(tensor.name, "ternary", shape, "group", (), self.group, (tensor.rows,))
         parts = tuple(rows for _, rows in tensor.sources)
@@ -67,7 +62,9 @@ def stand_in(entry: TensorEntry) -> WeightTensor:
     data = np.broadcast_to(np.uint8(0), (entry.shape[0], data_layout(entry.encoding, entry.shape[1])[1]))
     scales = None
     if entry.group:
-        scales = np.broadcast_to(np.float16(0), (entry.shape[0], -(-entry.shape[1] // entry.group)))
+        dtype, width = scale_layout(entry.encoding, entry.shape[1], entry.group)
+        zero = np.zeros((), dtype={"F16": np.float16, "U8": np.uint8}[dtype])
+        scales = np.broadcast_to(zero, (entry.shape[0], width))
     elif entry.scale:
         count = entry.shape[0] if entry.scale == "row" else len(entry.parts)
         scales = np.broadcast_to(np.float32(0), (count,))
@@ -79,7 +76,7 @@ def _config(**fields: Any) -> Fields:
 
 
 def _qwen3(hidden: int, ffn: int, layers: int, heads: int, context: int, tied: bool) -> Transformer:
-    return llama.build(
+    return qwen3.build(
         _config(
             hidden_size=hidden,
             intermediate_size=ffn,
@@ -135,12 +132,12 @@ def _smollm2_135m() -> Shape:
 
 def _bonsai_1_7b() -> Shape:
     model = _qwen3(2048, 6144, 28, 16, context=32768, tied=True)
-    return Shape("bonsai-1.7b", "Ternary Bonsai 1.7B", model, "a16", 128, notes=(_NO_QK_NORM, _Q8_EMBEDDING))
+    return Shape("bonsai-1.7b", "Ternary Bonsai 1.7B", model, "a16", 128, "ternary")
 
 
 def _bonsai_8b() -> Shape:
     model = _qwen3(4096, 12288, 36, 32, context=65536, tied=False)
-    return Shape("bonsai-8b", "Ternary Bonsai 8B", model, "a16", 128, notes=(_NO_QK_NORM, _Q8_EMBEDDING))
+    return Shape("bonsai-8b", "Ternary Bonsai 8B", model, "a16", 128, "ternary")
 
 
 SHAPES: Mapping[str, Shape] = {

@@ -6,10 +6,12 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from shaders.float4 import E8M0_BIAS
 from shaders.weights import WeightTensor
 
 from . import __version__
@@ -21,7 +23,7 @@ from .shapes import Shape
 #: Byte of each number of five trits; see FORMAT.md.
 _TERNARY_BYTES = ((np.arange(243) * 256 + 242) // 243).astype(np.uint8)
 #: Standard deviations of trits, of int8 from -127 to 127, and of nibbles, all equally probable.
-_TRIT_DEVIATION, _INT8_DEVIATION, _INT4_DEVIATION = (2 / 3) ** 0.5, 73.6, 4.6
+_TRIT_DEVIATION, _INT8_DEVIATION, _INT4_DEVIATION, _E2M1_DEVIATION = (2 / 3) ** 0.5, 73.6, 4.6, 2.93
 _SHARD_BYTES = MAX_SHARD_BYTES - (1 << 20)
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _CHAT_TEMPLATE = (
@@ -61,10 +63,30 @@ def random_weights(rng: np.random.Generator, like: WeightTensor) -> WeightTensor
         nibbles[:, like.columns :] = 8
         data = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
         scales = _scales(rng, like, _INT4_DEVIATION)
+    elif like.group:
+        return _random_low_bits(rng, like)
     else:
         data = np.zeros(like.data.shape, dtype=np.float16 if like.encoding == "f16" else np.float32)
         data[:, : like.columns] = rng.standard_normal(like.shape, dtype=np.float32) / like.columns**0.5
     return WeightTensor(like.name, like.encoding, like.shape, data, scales, like.scale_kind, like.parts, like.group)
+
+
+def _random_low_bits(rng: np.random.Generator, like: WeightTensor) -> WeightTensor:
+    """Random q4a, nvfp4 or mxfp4."""
+    assert like.scales is not None
+    nibbles = rng.integers(0, 16, (like.rows, 2 * like.data.shape[1]), dtype=np.uint8)
+    nibbles[:, like.columns :] = 0
+    own = None
+    if like.encoding == "q4a":
+        scales = _scales(rng, like, _INT4_DEVIATION)
+        scales[:, 1::2] = -7.5 * scales[:, 0::2]
+    elif like.encoding == "nvfp4":
+        scales = rng.integers(0x38, 0x40, like.scales.shape, dtype=np.uint8)  # 1 to 1.875
+        own = float(np.float32(1 / (1.46 * _E2M1_DEVIATION * like.columns**0.5)))
+    else:
+        middle = E8M0_BIAS - round(np.log2(_E2M1_DEVIATION * like.columns**0.5))
+        scales = rng.integers(middle - 1, middle + 1, like.scales.shape, dtype=np.uint8)
+    return replace(like, data=nibbles[:, 0::2] | nibbles[:, 1::2] << 4, scales=scales, tensor_scale=own)
 
 
 def _random_trits(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
@@ -136,6 +158,8 @@ def _add(writer, tensor: WeightTensor) -> None:
             start += rows
         if tensor.scale_kind == "parts" and tensor.scales is not None:
             writer.add(f"{tensor.name}.scale", tensor.scales)
+        if tensor.tensor_scale is not None:
+            writer.add(f"{tensor.name}.tensor_scale", np.array([tensor.tensor_scale], dtype=np.float32))
     writer.entries[tensor.name] = TensorEntry(
         tensor.name, tensor.encoding, tensor.shape, tensor.scale_kind, tensor.parts, tensor.group, slices
     )
@@ -143,7 +167,7 @@ def _add(writer, tensor: WeightTensor) -> None:
 
 def _slices(tensor: WeightTensor) -> tuple[int, ...]:
     """Rows of each slice, so that data and scales of one fit a shard."""
-    row_bytes = tensor.data[0].nbytes + 2 * tensor.groups
+    row_bytes = tensor.data[0].nbytes + (4 if tensor.encoding == "q4a" else 2) * tensor.groups
     most: int = max(64, (_SHARD_BYTES - 4096) // row_bytes // 64 * 64)
     full, rest = divmod(tensor.rows, most)
     return (most,) * full + ((rest,) if rest else ())
@@ -154,7 +178,7 @@ def _manifest(shape: Shape, weight_bytes: int, seed: int) -> dict:
     parameters = sum(tensor.rows * tensor.columns for tensor in tensors)
     return {
         "name": f"{shape.title}, random weights",
-        "description": "; ".join(("For benchmarks: says nothing that makes sense", *shape.notes)) + ".",
+        "description": "For benchmarks: says nothing that makes sense.",
         "license": "",
         "family": model.family,
         "source": {"shape": shape.name, "seed": seed},

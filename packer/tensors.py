@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from shaders.contract import quotient_up
 from shaders.reference import dequantize
-from shaders.weights import WeightTensor
+from shaders.weights import WeightTensor, group_of
 
 from . import encodings
 from .checkpoints import Checkpoint
+from .compensate import compensated_planes
 from .errors import CheckpointError
 from .linears import piece_spans, read_rows
-from .manifest import TensorEntry, data_layout
-from .models import Matrix, Vector
+from .manifest import DTYPE_BYTES, TensorEntry, data_layout
+from .models import Matrix, Vector, plane_name
+from .planes import GROUP as PLANE_GROUP
+from .planes import Planes, fit_planes
 from .ternarize import Ternary
 from .writer import HEADER_BYTES_A_KEY, PackWriter
 
@@ -26,6 +29,8 @@ class TensorReport:
     """What happened to one tensor. error: relative RMS error of the stored values.
 
     exact: what was written decodes to the checkpoint's own numbers. linears: names of the checkpoint's linears in it.
+    choice: what chose the encoding. planes: of how many ternary planes it is one, 0 for all other tensors; their error
+    is that of their sum. plane: which of them; all but number 0 hold weights that are counted there.
     """
 
     name: str
@@ -36,6 +41,9 @@ class TensorReport:
     error: float
     zeros: float | None = None
     linears: list[str] = field(default_factory=list)
+    choice: str = ""
+    planes: int = 0
+    plane: int = 0
 
 
 def require_sources(checkpoint: Checkpoint, tensors: Sequence[Matrix | Vector]) -> set[str]:
@@ -61,6 +69,8 @@ class TensorEncoder:
         """Store a vector as f32. Raises CheckpointError if a source does not fit."""
         parts = [read_rows(self.checkpoint, name, (length,), 0, length) for name, length in vector.sources]
         values = np.concatenate(parts)
+        if vector.offset:  # else even a negative zero stays as it is
+            values += np.float32(vector.offset)
         self.writer.add(f"{vector.name}.data.0", values)
         self.writer.entries[vector.name] = TensorEntry(vector.name, "f32", (vector.length,), None, (), 0, (1,))
         self.reports.append(TensorReport(vector.name, "f32", vector.length, values.nbytes, True, 0.0))
@@ -91,7 +101,7 @@ class TensorEncoder:
         if kind == "parts":
             self.writer.add(f"{matrix.name}.scale", scales)
         weights = matrix.rows * matrix.columns
-        linears = [name for name, _ in matrix.sources]
+        linears = _linear_names(matrix)
         self.reports.append(TensorReport(matrix.name, "ternary", weights, size, True, 0.0, zeros / weights, linears))
 
     def _prove(self, matrix: Matrix, index: int, part: Ternary, rows: tuple[int, int], written: WeightTensor) -> None:
@@ -111,16 +121,16 @@ class TensorEncoder:
             )
 
     def floats(self, matrix: Matrix, encoding: str, parts: Sequence[Ternary | None]) -> None:
-        """Store a matrix in q8, q4, f16 or f32; parts that are ternary are multiplied out."""
-        group = encodings.GROUP if encoding in ("q8", "q4") else 0
-        entry = self._entry(matrix, encoding, None, (), group)
+        """Store a matrix in any encoding but ternary; parts that are ternary are multiplied out."""
+        entry = self._entry(matrix, encoding, None, (), group_of(encoding))
+        tensor_scale = self._tensor_scale(matrix, parts) if encoding == "nvfp4" else None
         size, squares, errors = 0, 0.0, 0.0
         for index, (start, stop) in enumerate(_spans(entry.slices)):
             data, scales = [], []
             for part, first, last in self._pieces(matrix, start, stop):
                 values = self._values(matrix, part, parts[part], first, last)
-                encoded, scale = self._encode(matrix, values, encoding)
-                error = values - _decoded(encoded, scale, encoding, values.shape)
+                encoded, scale = self._encode(matrix, values, encoding, tensor_scale)
+                error = values - _decoded(encoded, scale, encoding, values.shape, tensor_scale)
                 squares += float(np.square(values, dtype=np.float64).sum())
                 errors += float(np.square(error, dtype=np.float64).sum())
                 data.append(encoded)
@@ -130,11 +140,54 @@ class TensorEncoder:
                 array = np.concatenate(pieces)
                 size += array.nbytes
                 self.writer.add(f"{matrix.name}.{kind}.{index}", array)
-        # Rounded, since the last digits of a long sum depend on the machine.
-        relative = float(f"{np.sqrt(errors / squares):.4g}") if squares else 0.0
+        if tensor_scale is not None:
+            size += tensor_scale.nbytes
+            self.writer.add(f"{matrix.name}.tensor_scale", tensor_scale.reshape(1))
+        relative = _relative(errors, squares)
         weights = matrix.rows * matrix.columns
-        linears = [] if matrix.is_embedding else [name for name, _ in matrix.sources]
+        linears = _linear_names(matrix)
         self.reports.append(TensorReport(matrix.name, encoding, weights, size, errors == 0, relative, None, linears))
+
+    def planes(
+        self, matrix: Matrix, parts: Sequence[Ternary | None], count: int, factor: np.ndarray | None = None
+    ) -> None:
+        """Store a matrix as so many ternary planes: ``NAME``, ``NAME.plane1``, ...
+
+        factor: of the linear's inputs (``inverse_factor``), to compensate rounding errors; None: nearest weights.
+        """
+        named = [replace(matrix, name=plane_name(matrix.name, plane)) for plane in range(count)]
+        entries = [self._entry(one, "ternary", "group", (), PLANE_GROUP) for one in named]
+        sizes, zeros, squares, errors = [0] * count, [0] * count, 0.0, 0.0
+        for index, (start, stop) in enumerate(_spans(entries[0].slices)):
+            pieces = []
+            for part, first, last in self._pieces(matrix, start, stop):
+                values = self._values(matrix, part, parts[part], first, last)
+                pieces.append(self._fit_planes(matrix, values, count, factor))
+                squares += float(np.square(values, dtype=np.float64).sum())
+                errors += float(np.square(values - pieces[-1].values(), dtype=np.float64).sum())
+            for plane, one in enumerate(named):
+                trits = np.concatenate([piece.trits[plane] for piece in pieces])
+                data, scales = encodings.encode_trits(trits), np.concatenate([piece.scales[plane] for piece in pieces])
+                zeros[plane] += trits.size - int(np.count_nonzero(trits))
+                sizes[plane] += data.nbytes + scales.nbytes
+                self.writer.add(f"{one.name}.data.{index}", data)
+                self.writer.add(f"{one.name}.scale.{index}", scales)
+        weights = matrix.rows * matrix.columns
+        for plane, one in enumerate(named):
+            linears = [] if plane else [name for name, _ in matrix.sources]
+            report = TensorReport(
+                one.name, "ternary", weights, sizes[plane], errors == 0, _relative(errors, squares),
+                zeros[plane] / weights, linears, planes=count, plane=plane,
+            )  # fmt: skip
+            self.reports.append(report)
+
+    def _fit_planes(self, matrix: Matrix, values: np.ndarray, count: int, factor: np.ndarray | None) -> Planes:
+        try:
+            if factor is None:
+                return fit_planes(values, count, PLANE_GROUP)
+            return compensated_planes(values, factor, count, PLANE_GROUP)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.checkpoint.path}: tensor {matrix.name}: {error}") from None
 
     def _entry(
         self, matrix: Matrix, encoding: str, kind: str | None, parts: tuple[int, ...], group: int
@@ -160,13 +213,19 @@ class TensorEncoder:
         name, rows = matrix.sources[index]
         return read_rows(self.checkpoint, name, (rows, matrix.columns), start, stop)
 
-    def _encode(self, matrix: Matrix, values: np.ndarray, encoding: str) -> tuple[np.ndarray, np.ndarray | None]:
+    def _tensor_scale(self, matrix: Matrix, parts: Sequence[Ternary | None]) -> np.float32:
+        """The scale of an nvfp4 tensor, for which all of it is read once more."""
+        pieces = self._pieces(matrix, 0, matrix.rows)
+        greatest = (np.abs(self._values(matrix, part, parts[part], first, last)).max() for part, first, last in pieces)
+        return encodings.nvfp4_tensor_scale(float(max(greatest)))
+
+    def _encode(
+        self, matrix: Matrix, values: np.ndarray, encoding: str, tensor_scale: np.float32 | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         try:
-            if encoding == "q8":
-                return encodings.encode_q8(values)
-            if encoding == "q4":
-                return encodings.encode_q4(values)
-            return (encodings.encode_f16 if encoding == "f16" else encodings.encode_f32)(values), None
+            if tensor_scale is not None:
+                return encodings.encode_nvfp4(values, tensor_scale)
+            return encodings.encode(values, encoding)
         except CheckpointError as error:
             raise CheckpointError(f"{self.checkpoint.path}: tensor {matrix.name}: {error}") from None
 
@@ -181,7 +240,18 @@ def _slices(matrix: Matrix, encoding: str, shard_bytes: int) -> tuple[int, ...]:
 def row_bytes(encoding: str, columns: int) -> int:
     """Most bytes that a row takes in a pack, its scales included."""
     dtype, width = data_layout(encoding, columns)
-    return width * {"U8": 1, "I8": 1, "F16": 2, "F32": 4}[dtype] + 2 * quotient_up(columns, encodings.GROUP) + 4
+    scales = (4 if encoding == "q4a" else 2) * quotient_up(columns, encodings.GROUP) + 4
+    return width * DTYPE_BYTES[dtype] + scales
+
+
+def _linear_names(matrix: Matrix) -> list[str]:
+    """The checkpoint's linears of the layers in a matrix."""
+    return [] if matrix.is_embedding else [name for name, _ in matrix.sources]
+
+
+def _relative(errors: float, squares: float) -> float:
+    """Relative RMS error, rounded, since the last digits of a long sum depend on the machine."""
+    return float(f"{np.sqrt(errors / squares):.4g}") if squares else 0.0
 
 
 def _spans(slices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
@@ -219,6 +289,12 @@ def _by_group(matrix: Matrix, part: Ternary, group: int) -> np.ndarray:
     return np.broadcast_to(halves[:, None], (len(part.trits), groups))
 
 
-def _decoded(data: np.ndarray, scales: np.ndarray | None, encoding: str, shape: tuple[int, ...]) -> np.ndarray:
-    group = encodings.GROUP if scales is not None else 0
-    return dequantize(WeightTensor("", encoding, shape, data, scales, None, (), group))
+def _decoded(
+    data: np.ndarray,
+    scales: np.ndarray | None,
+    encoding: str,
+    shape: tuple[int, ...],
+    tensor_scale: np.float32 | None,
+) -> np.ndarray:
+    own = None if tensor_scale is None else float(tensor_scale)
+    return dequantize(WeightTensor("", encoding, shape, data, scales, None, (), group_of(encoding), own))

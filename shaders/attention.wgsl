@@ -1,6 +1,7 @@
 // attention: causal softmax attention of each token and query head over the cache, in one pass.
 //
-//   keys j = 0 .. position + t, kv head g = head / (heads / kv_heads)
+//   keys j = 0 .. p with p = position + t, where WINDOW is not 0 max(0, p - WINDOW + 1) .. p
+//   kv head g = head / (heads / kv_heads)
 //   s[j] = scale * sum over D of q[t, head, i] * k[j, g, i]
 //   y[t, head, i] = sum over j of exp(s[j] - max s) * v[j, g, i] / sum over j of exp(s[j] - max s)
 //   Keys come in runs of WORKGROUP; sums made so far are rescaled when a run raises the maximum.
@@ -29,6 +30,7 @@ struct Params {
 
 override WORKGROUP: u32 = 64;
 override KV: u32 = 1;
+override WINDOW: u32 = 0;
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<uniform> step: vec4<u32>;
@@ -86,6 +88,14 @@ fn score(slot: u32, quads: u32) -> f32 {
     return sum * params.scale;
 }
 
+// The first of `keys` keys that the last of them sees.
+fn first_key(keys: u32) -> u32 {
+    if (WINDOW == 0u) {
+        return 0u;
+    }
+    return keys - min(keys, WINDOW);
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(num_workgroups) workgroups: vec3<u32>,
@@ -114,7 +124,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     var largest = LOWEST;
     var total = 0.0;
     var sum = vec4<f32>(0.0);
-    for (var first = 0u; first < keys; first += WORKGROUP) {
+    for (var first = first_key(keys); first < keys; first += WORKGROUP) {
         let run = min(WORKGROUP, keys - first);
         var own = LOWEST;
         if (thread < run) {

@@ -1,6 +1,7 @@
 // attention_group: causal softmax attention of each token over the cache, for all query heads that share a kv head.
 //
-//   keys j = 0 .. position + t, in runs of 128, kv head g = head / (heads / kv_heads)
+//   keys j = 0 .. p with p = position + t, where WINDOW is not 0 max(0, p - WINDOW + 1) .. p; in runs of 128
+//   kv head g = head / (heads / kv_heads)
 //   s[j] = scale * sum over D of q[t, head, i] * k[j, g, i]
 //   y[t, head, i] = sum over j of exp(s[j] - max s) * v[j, g, i] / sum over j of exp(s[j] - max s)
 //   Sums made so far are rescaled when a run raises the maximum.
@@ -26,6 +27,7 @@ override HEADS: u32 = 1;
 override KV_HEADS: u32 = 1;
 override HEAD_DIM: u32 = 64;
 override SCALE: f32 = 1.0;
+override WINDOW: u32 = 0;
 
 @group(0) @binding(1) var<uniform> step: vec4<u32>;
 @group(0) @binding(2) var<storage, read> q: array<vec4<f32>>;
@@ -179,6 +181,14 @@ fn largest_score(thread: u32, own: vec4<f32>) -> vec4<f32> {
     return largest;
 }
 
+// The first of `keys` keys that the last of them sees.
+fn first_key(keys: u32) -> u32 {
+    if (WINDOW == 0u) {
+        return 0u;
+    }
+    return keys - min(keys, WINDOW);
+}
+
 // Adds the shares of two heads and writes them; `two` is 1 or 2, `first` the first of them.
 fn join(h0: vec4<f32>, h1: vec4<f32>, first: u32, part: u32, two: u32, out: u32, thread: u32) {
     let quads = HEAD_DIM / 4u;
@@ -220,7 +230,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     for (var first = 0u; first < group_heads; first += 4u) {
         var mixed = Mixed();
         var largest = vec4<f32>(LOWEST);
-        for (var start = 0u; start < keys; start += 128u) {
+        for (var start = first_key(keys); start < keys; start += 128u) {
             let run = min(128u, keys - start);
             // A thread beyond the last key scores that one, and its score counts for nothing.
             let key = start + min(thread, run - 1u);

@@ -14,7 +14,7 @@ from . import contract, reference
 from .checks import Check, Exact
 from .resident import disk_words, scale_words
 from .symbols import Symbols, binding_bytes, op_symbols, weight_symbols
-from .weights import WeightTensor
+from .weights import WeightTensor, group_of
 
 F32 = np.float32
 #: Rows that a cache of a case has beyond what it uses, to see that they are left alone.
@@ -143,6 +143,8 @@ def random_weight(
         data[:, :columns] = rng.normal(size=shape)
         return WeightTensor("w", encoding, shape, data)
     blocks = -(-columns // 32)
+    if encoding in ("q4a", "nvfp4", "mxfp4"):
+        return _random_low_bits(rng, encoding, rows, columns)
     scales = _scales(rng, (rows, blocks), powers)
     inside = np.arange(32 * blocks) < columns
     if encoding == "q8":
@@ -151,6 +153,23 @@ def random_weight(
         nibbles = np.where(inside, rng.integers(0, 16, (rows, 32 * blocks)), 8)
         data = (nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)).astype(np.uint8)
     return WeightTensor("w", encoding, shape, data, scales, group=32)
+
+
+def _random_low_bits(rng: np.random.Generator, encoding: str, rows: int, columns: int) -> WeightTensor:
+    """A random matrix of q4a, nvfp4 or mxfp4; no product is so small that a device may take it for zero."""
+    blocks, group = -(-columns // 32), group_of(encoding)
+    groups = -(-columns // group)
+    nibbles = np.where(np.arange(32 * blocks) < columns, rng.integers(0, 16, (rows, 32 * blocks)), 0)
+    data = (nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)).astype(np.uint8)
+    if encoding == "q4a":
+        pairs = _scales(rng, (rows, 2 * groups), powers=False)
+        return WeightTensor("w", encoding, (rows, columns), data, pairs, group=group)
+    if encoding == "nvfp4":
+        codes = rng.integers(0, 0x7F, (rows, groups)).astype(np.uint8)
+        own = float(F32(0.01 * rng.normal()))
+        return WeightTensor("w", encoding, (rows, columns), data, codes, group=group, tensor_scale=own)
+    powers_of_two = rng.integers(110, 130, (rows, groups)).astype(np.uint8)
+    return WeightTensor("w", encoding, (rows, columns), data, powers_of_two, group=group)
 
 
 def _scales(rng: np.random.Generator, shape: tuple[int, ...], powers: bool) -> np.ndarray:

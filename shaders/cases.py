@@ -16,6 +16,7 @@ from .cases_linear import (
     linear_ternary_cases,
     linear_ternary_tiled_cases,
 )
+from .cases_low_bits import low_bit_cases
 from .cases_rows import glu_cases, norm_cases, quantize_cases
 from .cases_sampling import accept_cases, argmax_cases, sample_cases
 from .cases_split import attention_merge_cases, rope_attention_cases
@@ -32,6 +33,7 @@ _GROUPS = (
     linear_ternary_cases,
     linear_ternary_tiled_cases,
     linear_float_cases,
+    low_bit_cases,
     fused_cases,
     merge_cases,
     subgroup_cases,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from . import reference
 from .case_kit import F32, SPARE_ROWS, Case, generator, make_case
-from .cases_rows import DIVISION, EXP_BASE, EXP_SLOPE
+from .cases_rows import DIVISION, EXP_BASE, EXP_SLOPE, normed
 from .checks import AsFloats, Between, Check, Close, Exact, Halves, Rows, U, rounding_interval
 
 KV_KINDS = ("f32", "f16", "q8")
+#: Vectors of an operation that norms its heads.
+GAINS = {"q_gain": "q gain", "k_gain": "k gain"}
+#: f32 and f16 NaN, in rows that must not be looked at.
+NAN_WORD = np.uint32(0x7FC07FC0)
 
 
 def rope_append_cases() -> Iterator[Case]:
@@ -28,8 +33,13 @@ def rope_append_cases() -> Iterator[Case]:
                 f"rope_append {kv} {heads}/{kv_heads}x{width}", kv, heads, kv_heads, width, tokens, position
             )
         yield rope_case(f"rope_append {kv} dyadic", kv, 3, 1, 8, 2, 1, dyadic=True)
+        yield rope_case(f"rope_append {kv} gains 3/1x4", kv, 3, 1, 4, 1, 3, magnitude=60.0, eps=900.0)
+        for heads, kv_heads, width, tokens in ((4, 2, 80, 2), (2, 1, 256, 1)):
+            title = f"rope_append {kv} gains {heads}/{kv_heads}x{width}"
+            yield rope_case(title, kv, heads, kv_heads, width, tokens, 3, eps=1e-6)
     yield rope_case("rope_append f16 large", "f16", 1, 1, 64, 1, 0, magnitude=1e5)
     yield rope_case("rope_append q8 zero", "q8", 2, 2, 64, 2, 1, magnitude=0.0)
+    yield rope_case("rope_append q8 gains zero", "q8", 2, 2, 64, 2, 1, magnitude=0.0, eps=1e-6)
 
 
 def rope_case(
@@ -42,10 +52,12 @@ def rope_case(
     position: int,
     magnitude: float = 1.0,
     dyadic: bool = False,
+    eps: float | None = None,
 ) -> Case:
     """Heads rotated, keys and values appended between rows that must keep their content.
 
     dyadic: small integers and halves, so that every number is exact in f16 and every device gives the same bits.
+    eps: of the norm of each head, where there is one.
     """
     rng = generator(name)
     capacity = position + tokens + SPARE_ROWS
@@ -55,10 +67,15 @@ def rope_case(
         x = rng.choice([-8.0, -3.0, -1.0, 2.0, 5.0, 7.0], x.shape).astype(F32)
         table = rng.choice([-1.0, -0.5, 0.25, 0.5, 1.0], table.shape).astype(F32)
     span = slice(position, position + tokens)
-    rotated = reference.rope(x[:, : heads + kv_heads].astype(np.float64), table[span].astype(np.float64))
-    # Two products and a sum, contracted or not: three roundings of at most the sum of magnitudes.
-    error = (0 if dyadic else 3 * U) * _rotation_magnitudes(x[:, : heads + kv_heads], table[span])
     inputs: dict[str, np.ndarray] = {"x": x, "rope": table}
+    fields: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": width}
+    turned, relative = x[:, : heads + kv_heads].astype(np.float64), 0.0
+    if eps is not None:
+        turned, relative, inputs["gains"] = head_norms(rng, turned, heads, eps)
+        fields |= GAINS | {"eps": eps}
+    rotated = reference.rope(turned, table[span].astype(np.float64))
+    # Two products and a sum, contracted or not: three roundings of at most the sum of magnitudes.
+    error = ((0 if dyadic else 3 * U) + relative) * _rotation_magnitudes(turned, table[span])
     expected: dict[str, np.ndarray] = {"q": rotated[:, :heads].astype(F32)}
     checks: dict[str, Check] = {"q": Close(error[:, :heads])}
     appended = {
@@ -78,7 +95,7 @@ def rope_case(
             checks[f"{cache}_scale"] = Rows(scale_check, position, tokens)
     return make_case(
         name,
-        {"op": "rope_append", "x": "x", "out": "q", "heads": heads, "kv_heads": kv_heads, "head_dim": width},
+        {"op": "rope_append", "x": "x", "out": "q", **fields},
         {"x": {"dtype": "f32", "shape": ["T", x[0].size]}, "q": {"dtype": "f32", "shape": ["T", heads * width]}},
         inputs,
         expected,
@@ -87,6 +104,17 @@ def rope_case(
         kv=kv,
         capacity=capacity,
     )
+
+
+def head_norms(rng: np.random.Generator, x: np.ndarray, heads: int, eps: float) -> tuple[np.ndarray, float, np.ndarray]:
+    """(normed in f64, relative error in f32, gains f32 ``[2, D]``) of ``[T, query and key heads, D]``.
+
+    The kernels add at most 16 squares a thread, and no more partial sums than ``normed`` counts.
+    """
+    gains = (rng.normal(size=(2, x.shape[-1])) + 1).astype(F32)
+    of_heads = np.repeat(gains, [heads, x.shape[1] - heads], axis=0)
+    values, errors = normed(x, np.zeros_like(x), of_heads, eps)
+    return values, float(errors.max()), gains
 
 
 def _rotation_magnitudes(x: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -120,7 +148,8 @@ def cached_words(values: np.ndarray, bound: np.ndarray, kv: str) -> tuple[np.nda
 
 
 def attention_cases() -> Iterator[Case]:
-    """Every cache kind; keys around a run of 64; head sizes; several query heads a kv head; tokens in the middle."""
+    """Every cache kind; keys around a run of 64; head sizes; several query heads a kv head; tokens in the middle;
+    windows of one key, over the end of a run, and wider than what there is."""
     for kv in KV_KINDS:
         for heads, kv_heads, width, tokens, position in (
             (2, 1, 4, 1, 0), (2, 1, 4, 1, 66), (2, 1, 8, 1, 66), (3, 3, 64, 1, 62), (9, 3, 64, 1, 63),
@@ -131,6 +160,13 @@ def attention_cases() -> Iterator[Case]:
         yield attention_case(f"attention {kv} sharp", kv, 2, 1, 64, 2, 99, magnitude=12.0)
         yield attention_case(f"attention {kv} software", kv, 9, 3, 64, 2, 63, software=True)
         yield attention_case(f"attention {kv} 6/1x16 at 300", kv, 6, 1, 16, 2, 300)
+    for kv, heads, kv_heads, width, tokens, position, window in (
+        ("f32", 3, 1, 16, 3, 130, 1), ("f16", 4, 2, 64, 2, 200, 140), ("q8", 2, 1, 16, 2, 5, 100),
+        ("f32", 2, 1, 8, 2, 66, 65), ("f16", 3, 1, 12, 3, 130, 1), ("q8", 2, 1, 20, 2, 5, 100),
+    ):  # fmt: skip
+        title = f"attention {kv} {heads}/{kv_heads}x{width} at {position} window {window}"
+        yield attention_case(title, kv, heads, kv_heads, width, tokens, position, window=window)
+    yield attention_case("attention q8 software window", "q8", 4, 2, 32, 2, 90, software=True, window=20)
     yield attention_case("attention f16 prompt", "f16", 3, 1, 64, 17, 0)
 
 
@@ -144,8 +180,9 @@ def attention_case(
     position: int,
     magnitude: float = 1.0,
     software: bool = False,
+    window: int = 0,
 ) -> Case:
-    """Queries against a filled cache; rows beyond the last token hold NaN and must not be looked at."""
+    """Queries against a filled cache; rows that no token sees hold NaN and must not be looked at."""
     rng = generator(name)
     keys = position + tokens
     q = (rng.normal(size=(tokens, heads, width)) * magnitude).astype(F32)
@@ -154,14 +191,14 @@ def attention_case(
     for cache in ("k", "v"):
         values = rng.normal(size=(keys, kv_heads, width)).astype(F32)
         words, scales, _, _ = cached_words(values.astype(np.float64), np.zeros_like(values), kv)
-        inputs[f"{cache}_cache"] = np.concatenate(
-            [words, np.full((SPARE_ROWS, *words.shape[1:]), 0x7FC07FC0, dtype=np.uint32)]
-        )
+        hidden = first_key(position, window)
+        words[:hidden], scales[:hidden] = NAN_WORD, np.nan
+        inputs[f"{cache}_cache"] = np.concatenate([words, np.full((SPARE_ROWS, *words.shape[1:]), NAN_WORD)])
         if kv == "q8":
             inputs[f"{cache}_scale"] = np.concatenate([scales, np.full((SPARE_ROWS, kv_heads), np.nan, dtype=F32)])
         caches[cache] = reference.cache_round_trip(values, kv).astype(np.float64)
     scale = width**-0.5
-    expected, bound = _attention(q.astype(np.float64), caches["k"], caches["v"], position, float(F32(scale)))
+    expected, bound = _attention(q.astype(np.float64), caches["k"], caches["v"], position, float(F32(scale)), window)
     return make_case(
         name,
         {
@@ -172,6 +209,7 @@ def attention_case(
             "kv_heads": kv_heads,
             "head_dim": width,
             "scale": scale,
+            "window": window,
         },
         {"q": {"dtype": "f32", "shape": ["T", heads * width]}, "y": {"dtype": "f32", "shape": ["T", heads * width]}},
         inputs,
@@ -184,8 +222,13 @@ def attention_case(
     )
 
 
+def first_key(position: int, window: int) -> int:
+    """The first key that a token at a position sees."""
+    return max(0, position - window + 1) if window else 0
+
+
 def _attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, scale: float
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, scale: float, window: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(attention in f64, bound of each element).
 
@@ -199,7 +242,8 @@ def _attention(
     result, bound = np.zeros_like(q), np.zeros_like(q)
     for t in range(tokens):
         for head in range(heads):
-            keys, values = k[: position + t + 1, head // repeat], v[: position + t + 1, head // repeat]
+            seen = slice(first_key(position + t, window), position + t + 1)
+            keys, values = k[seen, head // repeat], v[seen, head // repeat]
             scores = keys @ q[t, head] * scale
             below = scores - scores.max()
             weights = np.exp(below) / np.exp(below).sum()

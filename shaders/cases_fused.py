@@ -67,6 +67,7 @@ def merge_cases() -> Iterator[Case]:
             yield merge_case(f"merge_linear {kind} at {position}", kind, 3, 64, tokens, position)
         yield merge_case(f"merge_linear norm {kind}", kind, 2, 128, 1, 200, gain=True)
         yield merge_case(f"merge_linear few {kind}", kind, 2, 32, 3, 126, gain=True, few=True)
+        yield merge_case(f"merge_linear {kind} empty parts", kind, 3, 64, 1, 200, empty=2)
     yield merge_case("merge_linear small few 4", "a8", 2, 16, 4, 126, few=True, bias=True)
     yield merge_case("merge_linear small few 8", "a16", 2, 16, 8, 3, gain=True, few=True, group=64, accumulate=False)
     for workgroup, rows in _TUNED:
@@ -88,12 +89,18 @@ def merge_case(
     bias: bool = False,
     accumulate: bool = True,
     tuned: Mapping[str, int] | None = None,
+    empty: int = 0,
 ) -> Case:
-    """Parts that do not cancel, so that the relative error of what is quantized stays small."""
+    """Parts that do not cancel, so that the relative error of what is quantized stays small.
+
+    empty: so many chunks, the first ones, whose keys a window hides.
+    """
     rng = generator(name)
     columns, rows, capacity = heads * width, 21, position + tokens
     parts = rng.uniform(0.5, 1.5, (tokens, heads, quotient_up(capacity, CHUNK), width // 4 + 1, 4)).astype(F32)
     parts[:, :, :, :-1] *= rng.choice([-1.0, 1.0], (tokens, heads, 1, width // 4, 4)).astype(F32)
+    parts[:, :, :empty] = 0
+    parts[:, :, :empty, -1, 0] = -3e38
     value = np.zeros((tokens, columns))
     for t in range(tokens):
         used = (position + t) // CHUNK + 1

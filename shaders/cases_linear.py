@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from .case_kit import (
     random_weight,
     weight_inputs,
 )
-from .checks import Close, Exact, U
+from .checks import Check, Close, Exact, U
 from .resident import disk_words
 from .weights import WeightTensor
 
@@ -49,42 +50,52 @@ def dequantize_cases() -> Iterator[Case]:
     """Every encoding at odd sizes, every code word, every finite half."""
     for encoding in ENCODINGS:
         for columns in (1, 61, 576):
-            yield _dequantize(
-                f"dequantize {encoding} 3x{columns}", lambda rng, e=encoding, k=columns: random_weight(rng, e, 3, k)
-            )
-    yield _dequantize("dequantize ternary parts", lambda rng: random_weight(rng, "ternary", 6, 65, parts=True))
-    yield _dequantize("dequantize ternary group 64", lambda rng: random_weight(rng, "ternary", 3, 130, group=64))
-    yield _dequantize("dequantize ternary group 128", lambda rng: random_weight(rng, "ternary", 3, 577, group=128))
+            weight = partial(random_weight, encoding=encoding, rows=3, columns=columns)
+            yield dequantize_case(f"dequantize {encoding} 3x{columns}", weight)
+    yield dequantize_case("dequantize ternary parts", lambda rng: random_weight(rng, "ternary", 6, 65, parts=True))
+    yield dequantize_case("dequantize ternary group 64", lambda rng: random_weight(rng, "ternary", 3, 130, group=64))
+    yield dequantize_case("dequantize ternary group 128", lambda rng: random_weight(rng, "ternary", 3, 577, group=128))
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves = every[np.isfinite(every)].reshape(62, 1024)
-    yield _dequantize("dequantize every half", lambda rng: WeightTensor("w", "f16", halves.shape, halves))
+    yield dequantize_case("dequantize every half", lambda rng: WeightTensor("w", "f16", halves.shape, halves))
     codes = np.tile(np.arange(-128, 128).astype(np.int8), (2, 1))
     scales = np.full((2, 8), 0.75, dtype=np.float16)
-    yield _dequantize("dequantize every q8", lambda rng: WeightTensor("w", "q8", codes.shape, codes, scales, group=32))
+    every_q8 = WeightTensor("w", "q8", codes.shape, codes, scales, group=32)
+    yield dequantize_case("dequantize every q8", lambda rng: every_q8)
 
 
-def _dequantize(name: str, weight_of) -> Case:
+def dequantize_case(
+    name: str, weight_of: Callable[[np.random.Generator], WeightTensor], check: Check | None = None
+) -> Case:
+    """A whole matrix to floats, the same bits unless ``check`` says more."""
     weight = weight_of(generator(name))
     symbols = piece_symbols(weight) | {"T": 1, "multiplier": 1.0}
     # One product of a small integer and a scale: every device rounds it alike. A device may flush subnormal f32.
     return make_case(
-        name, {"op": "dequantize"}, {}, weight_inputs(weight), {"y": reference.dequantize(weight)}, symbols=symbols
+        name,
+        {"op": "dequantize"},
+        {},
+        weight_inputs(weight),
+        {"y": reference.dequantize(weight)},
+        {"y": check} if check else None,
+        symbols=symbols,
     )
 
 
 def embed_cases() -> Iterator[Case]:
     """Gathering from a whole tensor and from a piece of one; rows of other pieces stay as they are."""
     for encoding in ENCODINGS:
-        yield _embed(f"embed {encoding}", encoding, 70, 61, [69, 0, 3, 3, 33])
-    yield _embed("embed q8 576", "q8", 64, 576, [63])
-    yield _embed("embed times 12", "q8", 9, 64, [8, 0], multiplier=12.0)
-    yield _embed("embed small piece", "q4", 16, 36, [63, 64, 79, 80], first_row=64)
-    yield _embed("embed piece", "q4", 64, 36, [0, 63, 64, 65, 127, 128, 0xFFFFFFFF], first_row=64)
+        yield embed_case(f"embed {encoding}", encoding, 70, 61, [69, 0, 3, 3, 33])
+    yield embed_case("embed q8 576", "q8", 64, 576, [63])
+    yield embed_case("embed times 12", "q8", 9, 64, [8, 0], multiplier=12.0)
+    yield embed_case("embed small piece", "q4", 16, 36, [63, 64, 79, 80], first_row=64)
+    yield embed_case("embed piece", "q4", 64, 36, [0, 63, 64, 65, 127, 128, 0xFFFFFFFF], first_row=64)
 
 
-def _embed(
+def embed_case(
     name: str, encoding: str, rows: int, columns: int, ids: list[int], multiplier: float = 1.0, first_row: int = 0
 ) -> Case:
+    """Rows of a matrix that begins at ``first_row`` of a taller one; ids of other rows leave what is there."""
     rng = generator(name)
     weight = random_weight(rng, encoding, rows, columns)
     old = rng.normal(size=(len(ids), columns)).astype(F32)

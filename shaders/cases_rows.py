@@ -29,6 +29,9 @@ def norm_cases() -> Iterator[Case]:
         yield row_case(f"norm {out} zeros", "norm", out, 3, 100, zero_row=1)
         yield row_case(f"norm {out} huge", "norm", out, 2, 200, magnitude=1e15)
         yield row_case(f"norm {out} tiny", "norm", out, 2, 200, magnitude=1e-12)
+    for columns in (3, 65, 576):
+        yield row_case(f"norm f32 accumulate {columns}", "norm", "f32", 3, columns, accumulate=True)
+    yield row_case("norm f32 accumulate last rows", "norm", "f32", 5, 130, last_rows=2, accumulate=True)
     yield row_case("norm 64 threads", "norm", "a8", 2, 300, workgroup=64)
 
 
@@ -89,6 +92,7 @@ def row_case(
     broken: float = 0.0,
     eps: float = 1e-5,
     workgroup: int = 0,
+    accumulate: bool = False,
 ) -> Case:
     """One case of normalize.wgsl; what it computes is in that file's header."""
     rng = generator(name)
@@ -114,6 +118,13 @@ def row_case(
     expected, checks = (
         _float_output(result, result_error) if out == "f32" else integer_output(result, result_error, value_error, out)
     )
+    if accumulate:
+        fields["accumulate"] = True
+        inputs["y"] = rng.normal(size=result.shape).astype(F32)
+        total = result + inputs["y"]
+        expected = {"y": total.astype(F32)}
+        # What is expected is rounded, as the sum is.
+        checks = {"y": Close(np.abs(result) * result_error + 2 * U * np.abs(total) + 2.0**-126)}
     case = make_case(
         name,
         fields,

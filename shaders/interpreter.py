@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import reference, sampling
-from .contract import INTEGER_ACTIVATIONS, ExecutionError, constant
+from .contract import INTEGER_ACTIVATIONS, ExecutionError, constant, op_spec
 from .program import logits_columns
 from .weights import WeightTensor
 
@@ -105,6 +105,8 @@ class ReferenceModel:
         target = self.program["values"][op["out"]]
         if target["shape"][0] == "R" and op["op"] == "norm":
             result = result[-rows:]
+        if op.get("accumulate") and "accumulate" in op_spec(op["op"]).get("flags", ()):
+            result = values[op["out"]] + result
         values[op["out"]] = self._store(result, target["dtype"])
 
     @staticmethod
@@ -136,15 +138,18 @@ class ReferenceModel:
     def _op_linear(self, op: Mapping, values: Mapping) -> np.ndarray:
         x = values[op["x"]]
         dense = self._matrix(op["w"], isinstance(x, reference.Quantized))
-        y = reference.linear(x, self.tensors[op["w"]], self._vector(op.get("bias")), dense)
-        return values[op["out"]] + y if op.get("accumulate") else y
+        return reference.linear(x, self.tensors[op["w"]], self._vector(op.get("bias")), dense)
 
     def _op_rope_append(self, op: Mapping, values: Mapping) -> np.ndarray:
         x = values[op["x"]]
         tokens, heads, kv_heads, width = len(x), op["heads"], op["kv_heads"], op["head_dim"]
         span = slice(self.position, self.position + tokens)
         split = x.reshape(tokens, heads + 2 * kv_heads, width)
-        rotated = reference.rope(split[:, : heads + kv_heads], self._tables[op["rope"]][span])
+        turned = split[:, : heads + kv_heads]
+        if op.get("q_gain") is not None:
+            gains = np.repeat([self._vector(op["q_gain"]), self._vector(op["k_gain"])], [heads, kv_heads], axis=0)
+            turned = reference.norm(turned, gains, op.get("eps", 0.0))
+        rotated = reference.rope(turned, self._tables[op["rope"]][span])
         self._caches[op["k"]][span] = reference.cache_round_trip(rotated[:, heads:], self.kv)
         self._caches[op["v"]][span] = reference.cache_round_trip(split[:, heads + kv_heads :], self.kv)
         return rotated[:, :heads].reshape(tokens, -1)
@@ -154,4 +159,4 @@ class ReferenceModel:
         end = self.position + len(q)
         q = q.reshape(len(q), op["heads"], op["head_dim"])
         k, v = self._caches[op["k"]][:end], self._caches[op["v"]][:end]
-        return reference.attention(q, k, v, self.position, op["scale"])
+        return reference.attention(q, k, v, self.position, op["scale"], op.get("window", 0))

@@ -2,8 +2,8 @@
 //
 //   y[n] = sum over K of value(w[n, i]) * x[i], then + bias[n] (BIAS), then + the old y[n] (ACCUMULATE)
 //
-// w       u32 [N, ROW_WORDS]    read        ternary codes, q8, q4, f16 or f32 (shaders/README.md has the layouts)
-// scales  u32 [SCALE_WORDS]     read        ternary by row: f32 [N]; by group, q8, q4: f16 [N, GROUPS], two a word
+// w       u32 [N, ROW_WORDS]    read        codes or floats, in any encoding (shaders/README.md)
+// scales  u32 [SCALE_WORDS]     read        ternary by row: f32 [N]; by group: 1, 2 or 4 bytes [N, GROUPS]
 // x       f32 [1, K]            read
 // bias    f32 [OUT_N]           read        BIAS only
 // y       f32 [1, OUT_N]        read_write  this piece writes first_row .. first_row + n - 1
@@ -15,6 +15,9 @@ const TERNARY: u32 = 0u;
 const Q8: u32 = 1u;
 const Q4: u32 = 2u;
 const F16: u32 = 3u;
+const Q4A: u32 = 5u;
+const NVFP4: u32 = 6u;
+const MXFP4: u32 = 7u;
 
 struct Params {
     n: u32,
@@ -54,7 +57,45 @@ fn signed_bytes(word: u32) -> vec4<f32> {
                                bitcast<i32>(word << 8u), bitcast<i32>(word)) >> vec4<u32>(24u));
 }
 
-// Elements 4*quad .. 4*quad+3 of a row, without the scale.
+// E2M1 times 2: its magnitudes 0, 1, 2, 3, 4, 6, 8, 12 are the nibbles of a word.
+fn doubled(codes: vec4<u32>) -> vec4<f32> {
+    let magnitude = vec4<f32>((vec4<u32>(0xc8643210u) >> ((codes & vec4<u32>(7u)) * 4u)) & vec4<u32>(15u));
+    return select(magnitude, -magnitude, codes > vec4<u32>(7u));
+}
+
+// E4M3 without its sign, by integer arithmetic as `half`.
+fn e4m3(code: u32) -> f32 {
+    return select(bitcast<f32>((code << 20u) + 0x3c000000u), f32(code) * 0x1p-9, code < 8u);
+}
+
+fn scale_byte(index: u32) -> u32 {
+    return (scales[index >> 2u] >> (8u * (index & 3u))) & 255u;
+}
+
+// What the nibbles of a group are multiplied by: q4a scale and minimum, nvfp4 this group's scale and the next one's,
+// mxfp4 a power of two in two factors, for one alone may be too small for f32. Halves, since E2M1 comes doubled.
+fn factors_of(group: u32) -> vec2<f32> {
+    if (ENCODING == Q4A) {
+        return vec2<f32>(half(scales[group]), half(scales[group] >> 16u));
+    } else if (ENCODING == NVFP4) {
+        return vec2<f32>(e4m3(scale_byte(group + 4u)), e4m3(scale_byte(group + 5u))) * 0.5;
+    }
+    let code = scale_byte(group);
+    return bitcast<vec2<f32>>((vec2<u32>(code / 2u, code - code / 2u) + 63u) << vec2<u32>(23u));
+}
+
+// Values of four nibbles, quad `i` of those that the factors are for; nvfp4 without the tensor's scale.
+fn four_bits(nibbles: u32, factors: vec2<f32>, i: u32) -> vec4<f32> {
+    let codes = vec4<u32>(nibbles, nibbles >> 4u, nibbles >> 8u, nibbles >> 12u) & vec4<u32>(15u);
+    if (ENCODING == Q4A) {
+        return vec4<f32>(codes) * factors.x + factors.y;
+    } else if (ENCODING == NVFP4) {
+        return doubled(codes) * select(factors.x, factors.y, i >= 4u);
+    }
+    return doubled(codes) * factors.x * factors.y;
+}
+
+// Elements 4*quad .. 4*quad+3 of a row, times `scale_of`.
 fn four(row: u32, quad: u32) -> vec4<f32> {
     let base = row * params.row_words;
     if (ENCODING == TERNARY) {
@@ -65,6 +106,9 @@ fn four(row: u32, quad: u32) -> vec4<f32> {
     } else if (ENCODING == Q4) {
         let nibbles = w[base + (quad >> 1u)] >> (16u * (quad & 1u));
         return vec4<f32>(vec4<u32>(nibbles, nibbles >> 4u, nibbles >> 8u, nibbles >> 12u) & vec4<u32>(15u)) - 8.0;
+    } else if (ENCODING == Q4A || ENCODING == NVFP4 || ENCODING == MXFP4) {
+        let nibbles = w[base + (quad >> 1u)] >> (16u * (quad & 1u));
+        return four_bits(nibbles, factors_of(row * params.groups + (quad * 4u) / params.group), 0u);
     } else if (ENCODING == F16) {
         let low = w[base + 2u * quad];
         let high = w[base + 2u * quad + 1u];
@@ -75,6 +119,9 @@ fn four(row: u32, quad: u32) -> vec4<f32> {
 }
 
 fn scale_of(row: u32, quad: u32) -> f32 {
+    if (ENCODING == NVFP4) {
+        return bitcast<f32>(scales[0]);
+    }
     if (ENCODING >= F16) {
         return 1.0;
     }

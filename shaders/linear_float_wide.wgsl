@@ -2,8 +2,8 @@
 //
 //   y[t, n] = sum over K of value(w[n, i]) * x[t, i], then + bias[n] (BIAS), then + the old y[t, n] (ACCUMULATE)
 //
-// w       vec4<u32> [N, ROW_WORDS/4]   read        ternary codes, q8, q4 or f32 (shaders/README.md has the layouts)
-// scales  u32 [SCALE_WORDS]            read        ternary by row: f32 [N]; by group, q8, q4: f16 [N, GROUPS], two a word
+// w       vec4<u32> [N, ROW_WORDS/4]   read        codes or floats, in any encoding but f16 (shaders/README.md)
+// scales  u32 [SCALE_WORDS]            read        ternary by row: f32 [N]; by group: 1, 2 or 4 bytes [N, GROUPS]
 // x       vec4<f32> [T, K/4]           read
 // bias    f32 [OUT_N]                  read        BIAS only
 // y       f32 [T, OUT_N]               read_write  this piece writes columns first_row .. first_row + n - 1
@@ -16,6 +16,9 @@
 const TERNARY: u32 = 0u;
 const Q8: u32 = 1u;
 const Q4: u32 = 2u;
+const Q4A: u32 = 5u;
+const NVFP4: u32 = 6u;
+const MXFP4: u32 = 7u;
 const LANES: u32 = 16u;
 
 override WORKGROUP: u32 = 128;
@@ -55,13 +58,52 @@ fn signed_bytes(word: u32) -> vec4<f32> {
                                bitcast<i32>(word << 8u), bitcast<i32>(word)) >> vec4<u32>(24u));
 }
 
-// Quads of columns in a vec4 of words.
-fn vector_quads() -> u32 {
-    return select(select(select(1u, 8u, ENCODING == Q4), 4u, ENCODING == Q8), 16u, ENCODING == TERNARY);
+// E2M1 times 2: its magnitudes 0, 1, 2, 3, 4, 6, 8, 12 are the nibbles of a word.
+fn doubled(codes: vec4<u32>) -> vec4<f32> {
+    let magnitude = vec4<f32>((vec4<u32>(0xc8643210u) >> ((codes & vec4<u32>(7u)) * 4u)) & vec4<u32>(15u));
+    return select(magnitude, -magnitude, codes > vec4<u32>(7u));
 }
 
-// Quad `i` of a vec4 of words, without the scale.
-fn quad_of(v: vec4<u32>, i: u32) -> vec4<f32> {
+// E4M3 without its sign, by integer arithmetic as `half`.
+fn e4m3(code: u32) -> f32 {
+    return select(bitcast<f32>((code << 20u) + 0x3c000000u), f32(code) * 0x1p-9, code < 8u);
+}
+
+fn scale_byte(index: u32) -> u32 {
+    return (scales[index >> 2u] >> (8u * (index & 3u))) & 255u;
+}
+
+// What the nibbles of a group are multiplied by: q4a scale and minimum, nvfp4 this group's scale and the next one's,
+// mxfp4 a power of two in two factors, for one alone may be too small for f32. Halves, since E2M1 comes doubled.
+fn factors_of(group: u32) -> vec2<f32> {
+    if (ENCODING == Q4A) {
+        return vec2<f32>(half(scales[group]), half(scales[group] >> 16u));
+    } else if (ENCODING == NVFP4) {
+        return vec2<f32>(e4m3(scale_byte(group + 4u)), e4m3(scale_byte(group + 5u))) * 0.5;
+    }
+    let code = scale_byte(group);
+    return bitcast<vec2<f32>>((vec2<u32>(code / 2u, code - code / 2u) + 63u) << vec2<u32>(23u));
+}
+
+// Values of four nibbles, quad `i` of those that the factors are for; nvfp4 without the tensor's scale.
+fn four_bits(nibbles: u32, factors: vec2<f32>, i: u32) -> vec4<f32> {
+    let codes = vec4<u32>(nibbles, nibbles >> 4u, nibbles >> 8u, nibbles >> 12u) & vec4<u32>(15u);
+    if (ENCODING == Q4A) {
+        return vec4<f32>(codes) * factors.x + factors.y;
+    } else if (ENCODING == NVFP4) {
+        return doubled(codes) * select(factors.x, factors.y, i >= 4u);
+    }
+    return doubled(codes) * factors.x * factors.y;
+}
+
+// Quads of columns in a vec4 of words.
+fn vector_quads() -> u32 {
+    let nibbles = ENCODING == Q4 || ENCODING >= Q4A;
+    return select(select(select(1u, 8u, nibbles), 4u, ENCODING == Q8), 16u, ENCODING == TERNARY);
+}
+
+// Quad `i` of a vec4 of words, times `scale_of`.
+fn quad_of(v: vec4<u32>, i: u32, factors: vec2<f32>) -> vec4<f32> {
     if (ENCODING == TERNARY) {
         let codes = (v[i >> 2u] >> (2u * (i & 3u))) & 0x03030303u;
         return vec4<f32>(vec4<u32>(codes, codes >> 8u, codes >> 16u, codes >> 24u) & vec4<u32>(3u)) - 1.0;
@@ -70,12 +112,17 @@ fn quad_of(v: vec4<u32>, i: u32) -> vec4<f32> {
     } else if (ENCODING == Q4) {
         let nibbles = v[i >> 1u] >> (16u * (i & 1u));
         return vec4<f32>(vec4<u32>(nibbles, nibbles >> 4u, nibbles >> 8u, nibbles >> 12u) & vec4<u32>(15u)) - 8.0;
+    } else if (ENCODING >= Q4A) {
+        return four_bits(v[i >> 1u] >> (16u * (i & 1u)), factors, i);
     }
     return bitcast<vec4<f32>>(v);
 }
 
-// A vec4 lies in one scale group: groups are multiples of 32 columns, of 64 in ternary.
+// A vec4 lies in one scale group, multiples of 32 columns or of 64 in ternary, or in two groups of nvfp4.
 fn scale_of(row: u32, quad: u32) -> f32 {
+    if (ENCODING == NVFP4) {
+        return bitcast<f32>(scales[0]);
+    }
     if (ENCODING > Q4) {
         return 1.0;
     }
@@ -203,9 +250,22 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         let quad = i * vector_quads();
         let scale = vec4<f32>(scale_of(rows.x, quad), scale_of(rows.y, quad),
                               scale_of(rows.z, quad), scale_of(rows.w, quad));
+        // A second group of nvfp4 that the row does not have is times zero, and its bytes are never NaN.
+        var f0 = vec2<f32>(0.0);
+        var f1 = vec2<f32>(0.0);
+        var f2 = vec2<f32>(0.0);
+        var f3 = vec2<f32>(0.0);
+        if (ENCODING >= Q4A) {
+            let groups = rows * GROUPS + (quad * 4u) / max(GROUP, 1u);
+            f0 = factors_of(groups.x);
+            f1 = factors_of(groups.y);
+            f2 = factors_of(groups.z);
+            f3 = factors_of(groups.w);
+        }
         var own = Sums();
         for (var j = 0u; j < vector_quads(); j++) {
-            own = add_quad(own, Quads(quad_of(w0, j), quad_of(w1, j), quad_of(w2, j), quad_of(w3, j)), quad + j);
+            let four_rows = Quads(quad_of(w0, j, f0), quad_of(w1, j, f1), quad_of(w2, j, f2), quad_of(w3, j, f3));
+            own = add_quad(own, four_rows, quad + j);
         }
         sums = add_scaled(sums, own, scale);
     }

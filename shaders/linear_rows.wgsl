@@ -200,16 +200,6 @@ fn add_quad(part: Part, v: vec4<f32>, after: vec4<f32>) -> Part {
     return Part(part.squares + dot(v, v), max(part.max_bits, largest(after)));
 }
 
-fn part_of(token: u32, thread: u32) -> Part {
-    var part = Part(0.0, 0u);
-    for (var quad = thread; quad < K / 4u; quad += WORKGROUP) {
-        let r = raw(token, quad);
-        let v = value_of(r, token, quad);
-        part = add_quad(part, v, gained(r, v));
-    }
-    return part;
-}
-
 // Four columns of the integers into workgroup memory; their sum.
 fn store_quad(token: u32, quad: u32, v: vec4<f32>, to_integer: f32) -> i32 {
     if (quad >= 4u * units()) {
@@ -395,28 +385,120 @@ fn quantize_one(thread: u32, lane: u32) -> f32 {
     return sum;
 }
 
-// The same for up to four tokens, which are read twice.
+// What is loaded for four columns of four tokens.
+struct Raws {
+    a: Raw,
+    b: Raw,
+    c: Raw,
+    d: Raw,
+}
+
+fn raws(t: vec4<u32>, quad: u32) -> Raws {
+    return Raws(raw(t.x, quad), raw(t.y, quad), raw(t.z, quad), raw(t.w, quad));
+}
+
+// Four columns of four tokens after their gain, and the parts of the thread with them.
+struct Four {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+    pa: Part,
+    pb: Part,
+    pc: Part,
+    pd: Part,
+}
+
+fn add_four(old: Four, r: Raws, t: vec4<u32>, quad: u32) -> Four {
+    let a = value_of(r.a, t.x, quad);
+    let b = value_of(r.b, t.y, quad);
+    let c = value_of(r.c, t.z, quad);
+    let d = value_of(r.d, t.w, quad);
+    let ga = gained(r.a, a);
+    let gb = gained(r.b, b);
+    let gc = gained(r.c, c);
+    let gd = gained(r.d, d);
+    return Four(ga, gb, gc, gd, add_quad(old.pa, a, ga), add_quad(old.pb, b, gb), add_quad(old.pc, c, gc),
+                add_quad(old.pd, d, gd));
+}
+
+fn share_four(own: Four, t: vec4<u32>, thread: u32, lane: u32) {
+    squares[thread] = vec4<f32>(own.pa.squares, own.pb.squares, own.pc.squares, own.pd.squares);
+    add_max(t.x, own.pa.max_bits, lane);
+    add_max(t.y, own.pb.max_bits, lane);
+    add_max(t.z, own.pc.max_bits, lane);
+    add_max(t.w, own.pd.max_bits, lane);
+}
+
+struct Factors4 {
+    norm: vec4<f32>,
+    to_integer: vec4<f32>,
+}
+
+fn factors_four(sums: vec4<f32>, t: vec4<u32>) -> Factors4 {
+    let a = factors_of(sums.x, atomicLoad(&max_bits[t.x]));
+    let b = factors_of(sums.y, atomicLoad(&max_bits[t.y]));
+    let c = factors_of(sums.z, atomicLoad(&max_bits[t.z]));
+    let d = factors_of(sums.w, atomicLoad(&max_bits[t.w]));
+    return Factors4(vec4<f32>(a.norm, b.norm, c.norm, d.norm),
+                    vec4<f32>(a.to_integer, b.to_integer, c.to_integer, d.to_integer));
+}
+
+fn store_four(t: vec4<u32>, quad: u32, v: Four, f: Factors4) -> vec4<i32> {
+    return vec4<i32>(store_quad(t.x, quad, v.a * f.norm.x, f.to_integer.x),
+                     store_quad(t.y, quad, v.b * f.norm.y, f.to_integer.y),
+                     store_quad(t.z, quad, v.c * f.norm.z, f.to_integer.z),
+                     store_quad(t.w, quad, v.d * f.norm.w, f.to_integer.w));
+}
+
+// The same for up to four tokens: what it reads, it keeps, if it is not too much.
 fn quantize_four(tokens: u32, thread: u32, lane: u32) -> vec4<f32> {
     let t = min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(tokens - 1u));
-    let p0 = part_of(t.x, thread);
-    let p1 = part_of(t.y, thread);
-    let p2 = part_of(t.z, thread);
-    let p3 = part_of(t.w, thread);
-    squares[thread] = vec4<f32>(p0.squares, p1.squares, p2.squares, p3.squares);
-    add_max(t.x, p0.max_bits, lane);
-    add_max(t.y, p1.max_bits, lane);
-    add_max(t.z, p2.max_bits, lane);
-    add_max(t.w, p3.max_bits, lane);
+    let r0 = raws(t, thread);
+    var r1 = Raws();
+    if (has_round(1u)) {
+        r1 = raws(t, thread + WORKGROUP);
+    }
+    var r2 = Raws();
+    if (has_round(2u)) {
+        r2 = raws(t, thread + 2u * WORKGROUP);
+    }
+    let v0 = add_four(Four(), r0, t, thread);
+    var own = v0;
+    if (has_round(1u)) {
+        own = add_four(own, r1, t, thread + WORKGROUP);
+    }
+    let v1 = own;
+    if (has_round(2u)) {
+        own = add_four(own, r2, t, thread + 2u * WORKGROUP);
+    }
+    let v2 = own;
+    for (var quad = thread + 3u * WORKGROUP; quad < K / 4u; quad += WORKGROUP) {
+        own = add_four(own, raws(t, quad), t, quad);
+    }
+    share_four(own, t, thread, lane);
     workgroupBarrier();
     let sums = sum_squares(thread);
-    for (var token = 0u; token < tokens; token++) {
-        let f = factors_of(sums[token], atomicLoad(&max_bits[token]));
-        var q_total = 0;
-        for (var quad = thread; quad < 4u * units(); quad += WORKGROUP) {
-            let r = raw(token, quad);
-            q_total += store_quad(token, quad, gained(r, value_of(r, token, quad)) * f.norm, f.to_integer);
-        }
-        add_sum(token, q_total, lane);
+    let f = factors_four(sums, t);
+    var q_total = store_four(t, thread, v0, f);
+    if (has_round(1u)) {
+        q_total += store_four(t, thread + WORKGROUP, v1, f);
+    }
+    if (has_round(2u)) {
+        q_total += store_four(t, thread + 2u * WORKGROUP, v2, f);
+    }
+    for (var quad = thread + 3u * WORKGROUP; quad < 4u * units(); quad += WORKGROUP) {
+        q_total += store_four(t, quad, add_four(Four(), raws(t, quad), t, quad), f);
+    }
+    add_sum(0u, q_total.x, lane);
+    if (tokens > 1u) {
+        add_sum(1u, q_total.y, lane);
+    }
+    if (tokens > 2u) {
+        add_sum(2u, q_total.z, lane);
+    }
+    if (tokens > 3u) {
+        add_sum(3u, q_total.w, lane);
     }
     return sums;
 }

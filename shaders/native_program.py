@@ -203,6 +203,9 @@ class Operation:
         """The buffer that ``from`` of a binding names; None where the operation has none."""
         if source.startswith("@"):
             return buffers.runtime[source]
+        if "+" in source:
+            vectors = [self.op[field] for field in source.split("+") if self.op.get(field)]
+            return self._store.joined(vectors) if len(vectors) == source.count("+") + 1 else None
         name, _, part = source.partition(".")
         if name == "w":
             return piece.buffers[part] if piece else None

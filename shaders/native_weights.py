@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import wgpu
@@ -38,6 +38,7 @@ class WeightStore:
     def __init__(self, device: Device, binding_limit: int):
         self.pieces: dict[str, list[Piece]] = {}
         self.vectors: dict[str, wgpu.GPUBuffer] = {}
+        self._joined: dict[tuple[str, ...], wgpu.GPUBuffer] = {}
         self._device, self._limit = device, binding_limit
         self._staging: wgpu.GPUBuffer | None = None
 
@@ -56,6 +57,21 @@ class WeightStore:
             scale = self._upload(scales, f"{label} scales") if scales.size else None
             self.pieces[weight.name].append(Piece(symbols, data, scale))
 
+    def joined(self, names: Sequence[str]) -> wgpu.GPUBuffer:
+        """Vectors one after another in one buffer, for kernels that have a single binding for them."""
+        known = tuple(names)
+        if known not in self._joined:
+            parts = [self.vectors[name] for name in names]
+            buffer = self._device.storage(sum(part.size for part in parts), " and ".join(names))
+            encoder = self._device.wgpu.create_command_encoder(label=buffer.label)
+            at = 0
+            for part in parts:
+                encoder.copy_buffer_to_buffer(part, 0, buffer, at, part.size)
+                at += part.size
+            self._device.submit(encoder)
+            self._joined[known] = buffer
+        return self._joined[known]
+
     def finish(self) -> None:
         """Free what only uploading needed."""
         if self._staging:
@@ -69,10 +85,11 @@ class WeightStore:
             piece.data.destroy()
             if piece.scale:
                 piece.scale.destroy()
-        for buffer in self.vectors.values():
+        for buffer in (*self.vectors.values(), *self._joined.values()):
             buffer.destroy()
         self.pieces.clear()
         self.vectors.clear()
+        self._joined.clear()
 
     def _upload(self, data, label: str) -> wgpu.GPUBuffer:
         buffer = self._device.storage(data.nbytes, label)

@@ -5,7 +5,7 @@
 //   v[i] = act(x[t, 0, i]) * x[t, 1, i]        silu g / (1 + exp(-g)), relu2 max(g, 0)^2,
 //                                              gelu_tanh g / (1 + exp(-2 sqrt(2/pi) (g + 0.044715 g^3)))
 //   v[i] = v[i] * (1 / sqrt(mean(v^2) + eps)) * gain[i]                    NORM = 1
-//   ACTIVATION 0 (f32)  y[t, i] = v[i]
+//   ACTIVATION 0 (f32)  y[t, i] = v[i], + y[t, i] with ACCUMULATE
 //   ACTIVATION 1 (a8)   m = max(max |v|, 1e-5), q = clamp(round(v * (127 / m)), -128, 127)
 //   ACTIVATION 2 (a16)  q = clamp(round(v * (32639 / m)), -32639, 32639) = 256 * hi + lo, both int8
 //   q_scale[t] = m / 127 or m / 32639; q_sums[t, b] = sum of q over block b of 64
@@ -13,7 +13,7 @@
 //
 // x        f32 [X_T, K] or [X_T, 2, K] read    LAST_ROWS: its last R rows are taken
 // gain     f32 [K]                     read    GAIN only
-// y        f32 [T, K]                  write   f32 only
+// y        f32 [T, K]                  write   f32 only; read_write with ACCUMULATE
 // q        u32 [T, ceil(K/64), P, 16]  write   integers only; four int8 a word, zero beyond K; P = 2 in a16: hi, lo
 // q_scale  f32 [T]                     write
 // q_sums   i32 [T, ceil(K/64)]         write
@@ -38,6 +38,7 @@ override NORM: u32 = 1;
 override GAIN: u32 = 1;
 override ACTIVATION: u32 = 0;
 override LAST_ROWS: u32 = 0;
+override ACCUMULATE: u32 = 0;
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<uniform> step: vec4<u32>;
@@ -172,7 +173,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
 
     if (ACTIVATION == 0u) {
         for (var i = thread; i < k; i += WORKGROUP) {
-            y[out_row * k + i] = gained(value(row, i), i) * factor;
+            let v = gained(value(row, i), i) * factor;
+            if (ACCUMULATE == 1u) {
+                y[out_row * k + i] += v;
+            } else {
+                y[out_row * k + i] = v;
+            }
         }
         return;
     }

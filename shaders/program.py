@@ -143,6 +143,9 @@ class _Checker:
             self._field(field, _number(self.op.get(field, default)), "a number")
         for field in self.spec.get("integers", ()):
             self._field(field, _positive(self.op.get(field)), "a positive integer")
+        for field in self.spec.get("optional_integers", ()):
+            value = self.op.get(field, 0)
+            self._field(field, _positive(value) or (value == 0 and type(value) is int), "a positive integer, or 0")
         for field, allowed in self.spec.get("strings", {}).items():
             self._field(field, self.op.get(field) in allowed, f"one of {', '.join(allowed)}")
         for field in self.spec.get("flags", ()):
@@ -187,6 +190,9 @@ class _Checker:
     def _shapes_norm(self, values: Mapping) -> None:
         self._equal("columns of out", values["out"][1], values["x"][1])
         self._vector("gain", values["x"][1])
+        dtype = self.program["values"][self.op["out"]]["dtype"]
+        fits = dtype == "f32" or not self.op.get("accumulate")
+        self._expect(fits, "operation", f"accumulate needs an out of f32, found {dtype}")
         if values["out"][0] != "R":
             self._same_lead(values, "x")
 
@@ -226,6 +232,11 @@ class _Checker:
         heads, kv_heads, head_dim = self._caches()
         self._equal("x", values["x"], ("T", (heads + 2 * kv_heads) * head_dim))
         self._equal("out", values["out"], ("T", heads * head_dim))
+        gains = [field for field in ("q_gain", "k_gain") if self.op.get(field) is not None]
+        both = len(gains) != 1
+        self._expect(both, "operation", f"found {' '.join(gains)} alone, expected q_gain and k_gain, or neither")
+        for field in gains:
+            self._vector(field, head_dim)
         name = self._named("rope", "table")
         found = len(self.program["tables"][name]["inv_freq"])
         self._equal(f"length of table {name!r}", found, head_dim // 2)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .contract import INTEGER_ACTIVATIONS, constant, quotient_up
+from .float4 import E2M1, nibbles
 from .weights import WeightTensor
 
 F32 = np.float32
@@ -44,20 +45,36 @@ def expand(weight: WeightTensor) -> np.ndarray:
 
 
 def dequantize(weight: WeightTensor, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
-    """Any matrix to f32 ``[rows, K]`` (value = code x scale, one rounding)."""
-    data, columns = weight.data[rows], weight.columns
-    if weight.encoding == "ternary":
-        values = unpack_trits(data, columns)
-    elif weight.encoding == "q4":
-        values = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)[:, :columns].astype(np.int8) - 8
-    else:
-        values = data[:, :columns]
-    values = values.astype(F32)
+    """Any matrix to f32 ``[rows, K]`` (code x scale, + minimum in q4a, x tensor scale in nvfp4: one rounding)."""
+    values = _codes(weight, weight.data[rows]).astype(F32)
     if weight.scales is None:
         return values
     scales = weight.row_scales()[rows]
-    values *= np.repeat(scales, weight.group, axis=1)[:, :columns] if weight.group else scales[:, None]
+    if weight.encoding == "q4a":
+        values *= _by_column(weight, scales[:, 0::2])
+        values += _by_column(weight, scales[:, 1::2])
+        return values
+    values *= _by_column(weight, scales) if weight.group else scales[:, None]
+    if weight.tensor_scale is not None:
+        values *= F32(weight.tensor_scale)
     return values
+
+
+def _codes(weight: WeightTensor, data: np.ndarray) -> np.ndarray:
+    """What stands in rows of the disk layout, ``[rows, K]``, without scales."""
+    if weight.encoding == "ternary":
+        return unpack_trits(data, weight.columns)
+    if weight.encoding not in ("q4", "q4a", "nvfp4", "mxfp4"):
+        return data[:, : weight.columns]
+    codes = nibbles(data)[:, : weight.columns]
+    if weight.encoding == "q4":
+        return codes.astype(np.int8) - 8
+    return codes if weight.encoding == "q4a" else E2M1[codes]
+
+
+def _by_column(weight: WeightTensor, scales: np.ndarray) -> np.ndarray:
+    """Scales ``[rows, groups]`` of each column, ``[rows, K]``."""
+    return np.repeat(scales, weight.group, axis=1)[:, : weight.columns]
 
 
 # --- activations -----------------------------------------------------------------------------------------------
@@ -230,14 +247,18 @@ def quantize_cache(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scale, np.clip(np.rint(x * inverse[..., None]), -127, 127).astype(F32)
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, scale: float) -> np.ndarray:
-    """Causal attention: q ``[T, H, D]`` at ``position``.., k and v ``[position+T, KVH, D]``; f32 ``[T, H*D]``."""
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int, scale: float, window: int = 0) -> np.ndarray:
+    """Causal attention: q ``[T, H, D]`` at ``position``.., k and v ``[position+T, KVH, D]``; f32 ``[T, H*D]``.
+
+    window: most keys that a token sees, the last ones, its own among them (``sliding_window`` of transformers); 0: all.
+    """
     tokens, heads, _ = q.shape
     repeat = heads // k.shape[1]
     k, v = (np.repeat(cache, repeat, axis=1) for cache in (k, v))
     scores = np.einsum("thd,shd->hts", q, k) * F32(scale)
-    future = np.arange(len(k))[None, :] > position + np.arange(tokens)[:, None]
-    scores = np.where(future, -np.inf, scores)
+    behind = position + np.arange(tokens)[:, None] - np.arange(len(k))[None, :]
+    hidden = (behind < 0) | ((behind >= window) if window else False)
+    scores = np.where(hidden, -np.inf, scores)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: np.ndarray = np.einsum("hts,shd->thd", weights, v).astype(F32).reshape(tokens, -1)

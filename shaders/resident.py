@@ -14,10 +14,17 @@ def disk_words(weight: WeightTensor, rows: slice = slice(None)) -> np.ndarray:
 
 
 def scale_words(weight: WeightTensor, rows: slice = slice(None)) -> np.ndarray:
-    """Scales of some rows as u32: f32 ``[rows]``, or f16 ``[rows, groups]`` two a word, low half first."""
+    """Scales of some rows as u32: f32 ``[rows]``, or the groups' row after row, the lowest bits of a word first.
+
+    Groups have f16 scales, two of them in q4a, or a byte. The scale of an nvfp4 tensor is the first word.
+    """
     if weight.scales is None:
         return np.zeros(0, dtype="<u4")
     if not weight.group:
         return np.ascontiguousarray(weight.row_scales()[rows]).view("<u4")
-    halves = np.ascontiguousarray(weight.scales[rows], dtype="<f2").reshape(-1)
-    return np.append(halves, np.zeros(halves.size % 2, dtype="<f2")).view("<u4")
+    scales = np.ascontiguousarray(weight.scales[rows])
+    data = scales.astype(scales.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
+    data = np.append(data, np.zeros(-data.size % 4, dtype=np.uint8))
+    if weight.tensor_scale is not None:
+        data = np.append(np.array([weight.tensor_scale], dtype="<f4").view(np.uint8), data)
+    return data.view("<u4")

@@ -51,6 +51,9 @@ def _matches(rule: Mapping[str, Any], matched: Sequence[Op], following: Sequence
     for first, second in zip(matched, matched[1:], strict=False):
         if first["out"] not in _inputs(second) or _is_read(first["out"], following):
             return False
+        # What a value held before is part of what is read.
+        if first.get("accumulate"):
+            return False
         shared = (set(first) & set(second)) - {"op", "x", "out"}
         if any(first[field] != second[field] for field in shared & {"k", "v", "heads", "kv_heads", "head_dim"}):
             return False

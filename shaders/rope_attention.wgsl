@@ -1,18 +1,23 @@
 // rope_attention: rotary embedding, cache append and attention of up to eight tokens, split over the context: each
 // workgroup takes CHUNK keys of one kv head and token for all query heads that share it. attention_merge joins the parts.
 //
-//   q, k rotated and k, v appended as in rope_append.wgsl (rows position .. position + T - 1)
-//   keys j of chunk c: CHUNK c .. min(CHUNK (c + 1) - 1, position + t)
+//   q, k normed (HEAD_NORM), rotated and k, v appended as in rope_append.wgsl (rows position .. position + T - 1)
+//   keys j of chunk c: CHUNK c .. min(CHUNK (c + 1) - 1, P) with P = position + t
+//   WINDOW not 0: of them those from P - WINDOW + 1 on
 //   s[j] = scale * sum over D of q[t, h, i] * k[j, g, i],  m = max s,  p[j] = exp(s[j] - m)
 //   parts[t, h, c] = (sum of p[j] v[j, g, i] for i < D,  m,  sum of p[j])
 //
 // x        f32 [T, (heads + 2*kv_heads) * D]      read        query, key, value heads
 // rope     vec2<f32> [S, D/2]                     read        cos, sin
+// gains    f32 [2, D]                             read        HEAD_NORM only: of queries, of keys
 // k_cache  vec4<u32> [S, kv_heads, KV_WORDS/4]    read_write  KV 0 f32, 1 two f16 a word, 2 four int8 a word
 // k_scale  f32 [S, kv_heads]                      read_write  q8 only
 // v_cache  vec4<u32> [S, kv_heads, KV_WORDS/4]    read_write
 // v_scale  f32 [S, kv_heads]                      read_write  q8 only
 // parts    vec4<f32> [T, heads, CHUNKS, D/4 + 1]  read_write  chunks 0 .. (position + t) / CHUNK; m, sum in the last vec4
+//
+// A chunk whose keys a window hides all is not read. It has no part, for attention_merge reads none of those, but where
+// P < 4 CHUNK: there the products that merge read every chunk, and its part has the weight zero.
 //
 // One workgroup a kv head (along x), chunk (y) and token (z); those beyond the token's last key end at once. The keys of
 // the step are appended by every workgroup that reads them, all with the same bytes, and read there after a barrier. A
@@ -31,19 +36,24 @@ override KV_HEADS: u32 = 1;
 override HEAD_DIM: u32 = 64;
 override CHUNKS: u32 = 1;
 override SCALE: f32 = 1.0;
+override HEAD_NORM: u32 = 0;
+override EPS: f32 = 0.0;
+override WINDOW: u32 = 0;
 
 @group(0) @binding(1) var<uniform> step: vec4<u32>;
 @group(0) @binding(2) var<storage, read> x: array<f32>;
 @group(0) @binding(3) var<storage, read> rope: array<vec2<f32>>;
-@group(0) @binding(4) var<storage, read_write> k_cache: array<vec4<u32>>;
-@group(0) @binding(5) var<storage, read_write> k_scale: array<f32>;
-@group(0) @binding(6) var<storage, read_write> v_cache: array<vec4<u32>>;
-@group(0) @binding(7) var<storage, read_write> v_scale: array<f32>;
-@group(0) @binding(8) var<storage, read_write> parts: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read> gains: array<f32>;
+@group(0) @binding(5) var<storage, read_write> k_cache: array<vec4<u32>>;
+@group(0) @binding(6) var<storage, read_write> k_scale: array<f32>;
+@group(0) @binding(7) var<storage, read_write> v_cache: array<vec4<u32>>;
+@group(0) @binding(8) var<storage, read_write> v_scale: array<f32>;
+@group(0) @binding(9) var<storage, read_write> parts: array<vec4<f32>>;
 
 // [query head of the group, D/4]
 var<workgroup> query: array<vec4<f32>, 256>;
-// Shares of a thread: first of the scores of four heads, then of the mixed values of two heads at a time.
+// Shares of a thread: of sums of squares, then of the scores of four heads, then of the mixed values of two heads at a
+// time.
 var<workgroup> shared_sums: array<vec4<f32>, 512>;
 // Of each key, for four heads: the scores, and exp(score - max).
 var<workgroup> scores: array<vec4<f32>, 64>;
@@ -76,26 +86,62 @@ fn quad_of(v: vec4<u32>, i: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(v);
 }
 
-// Value i of a query or key head, rotated.
-fn rotated(first: u32, row: u32, i: u32) -> f32 {
+// Value i of a query or key head before the rotation. `gain`: where its gains begin.
+fn head_value(first: u32, i: u32, factor: f32, gain: u32) -> f32 {
+    if (HEAD_NORM == 1u) {
+        return x[first + i] * factor * gains[gain + i];
+    }
+    return x[first + i];
+}
+
+// Value i of a query or key head, rotated. `gain`: where its gains begin.
+fn rotated(first: u32, row: u32, i: u32, factor: f32, gain: u32) -> f32 {
     let half_dim = HEAD_DIM / 2u;
     if (i < half_dim) {
         let c = rope[row * half_dim + i];
-        return x[first + i] * c.x - x[first + i + half_dim] * c.y;
+        return head_value(first, i, factor, gain) * c.x - head_value(first, i + half_dim, factor, gain) * c.y;
     }
     let c = rope[row * half_dim + i - half_dim];
-    return x[first + i] * c.x + x[first + i - half_dim] * c.y;
+    return head_value(first, i, factor, gain) * c.x + head_value(first, i - half_dim, factor, gain) * c.y;
 }
 
-fn rotated_quad(first: u32, row: u32, quad: u32) -> vec4<f32> {
+fn rotated_quad(first: u32, row: u32, quad: u32, factor: f32, gain: u32) -> vec4<f32> {
     let i = quad * 4u;
-    return vec4<f32>(rotated(first, row, i), rotated(first, row, i + 1u),
-                     rotated(first, row, i + 2u), rotated(first, row, i + 3u));
+    return vec4<f32>(rotated(first, row, i, factor, gain), rotated(first, row, i + 1u, factor, gain),
+                     rotated(first, row, i + 2u, factor, gain), rotated(first, row, i + 3u, factor, gain));
 }
 
 fn plain_quad(first: u32, quad: u32) -> vec4<f32> {
     let i = first + quad * 4u;
     return vec4<f32>(x[i], x[i + 1u], x[i + 2u], x[i + 3u]);
+}
+
+// Sums of squares of 16 values, a thread each: of the query heads of token t, then of the keys of the tokens 0 .. t.
+fn share_squares(t: u32, kv_head: u32, thread: u32) {
+    let group_heads = HEADS / KV_HEADS;
+    let head = thread / (HEAD_DIM / 16u);
+    if (head <= group_heads + t) {
+        let is_query = head < group_heads;
+        let token = select(head - group_heads, t, is_query);
+        let own = select(HEADS + kv_head, kv_head * group_heads + head, is_query);
+        let first = (token * (HEADS + 2u * KV_HEADS) + own) * HEAD_DIM;
+        var sum = 0.0;
+        for (var i = 0u; i < 4u; i++) {
+            let v = plain_quad(first, 4u * (thread % (HEAD_DIM / 16u)) + i);
+            sum += dot(v, v);
+        }
+        shared_sums[thread] = vec4<f32>(sum);
+    }
+}
+
+// 1 / sqrt(mean(x^2) + eps) of a head, counted as in share_squares.
+fn norm_factor(head: u32) -> f32 {
+    let shares = HEAD_DIM / 16u;
+    var sum = 0.0;
+    for (var i = 0u; i < shares; i++) {
+        sum += shared_sums[head * shares + i].x;
+    }
+    return inverseSqrt(sum / f32(HEAD_DIM) + EPS);
 }
 
 fn pack_quad(v: vec4<f32>, to_integer: f32) -> u32 {
@@ -110,18 +156,18 @@ fn pack_halves(v: vec4<f32>) -> vec2<u32> {
 }
 
 // vec4 `i` of a key (rotated) or value head of x that begins at `first`.
-fn cache_vector(first: u32, row: u32, is_key: bool, i: u32) -> vec4<u32> {
+fn cache_vector(first: u32, row: u32, is_key: bool, i: u32, factor: f32) -> vec4<u32> {
     let at = i * vector_quads();
     if (KV == KV_F16) {
-        return vec4<u32>(pack_halves(fresh_quad(first, row, is_key, at)),
-                         pack_halves(fresh_quad(first, row, is_key, at + 1u)));
+        return vec4<u32>(pack_halves(fresh_quad(first, row, is_key, at, factor)),
+                         pack_halves(fresh_quad(first, row, is_key, at + 1u, factor)));
     }
-    return bitcast<vec4<u32>>(fresh_quad(first, row, is_key, at));
+    return bitcast<vec4<u32>>(fresh_quad(first, row, is_key, at, factor));
 }
 
-fn fresh_quad(first: u32, row: u32, is_key: bool, quad: u32) -> vec4<f32> {
+fn fresh_quad(first: u32, row: u32, is_key: bool, quad: u32, factor: f32) -> vec4<f32> {
     if (is_key) {
-        return rotated_quad(first, row, quad);
+        return rotated_quad(first, row, quad, factor, HEAD_DIM);
     }
     return plain_quad(first, quad);
 }
@@ -167,12 +213,16 @@ fn append(t: u32, row: u32, kv_head: u32, thread: u32) {
     let first = (t * (HEADS + 2u * KV_HEADS) + head) * HEAD_DIM;
     let slot = row * KV_HEADS + kv_head;
     let vectors = row_vectors();
+    var factor = 1.0;
+    if (HEAD_NORM == 1u) {
+        factor = norm_factor(HEADS / KV_HEADS + t);
+    }
     if (KV == KV_Q8) {
         let quads = HEAD_DIM / 4u;
         let place = select(quads, 0u, is_key);
         workgroupBarrier();
         if (own < quads) {
-            fresh[place + own] = fresh_quad(first, row, is_key, own);
+            fresh[place + own] = fresh_quad(first, row, is_key, own, factor);
         }
         workgroupBarrier();
         if (own < vectors) {
@@ -184,7 +234,7 @@ fn append(t: u32, row: u32, kv_head: u32, thread: u32) {
             }
         }
     } else if (own < vectors) {
-        let packed = cache_vector(first, row, is_key, own);
+        let packed = cache_vector(first, row, is_key, own, factor);
         if (is_key) {
             k_cache[slot * vectors + own] = packed;
         } else {
@@ -349,7 +399,11 @@ fn load_queries(t: u32, row: u32, kv_head: u32, thread: u32) {
     let quads = HEAD_DIM / 4u;
     for (var i = thread; i < group_heads * quads; i += WORKGROUP) {
         let head = kv_head * group_heads + i / quads;
-        query[i] = rotated_quad((t * (HEADS + 2u * KV_HEADS) + head) * HEAD_DIM, row, i % quads);
+        var factor = 1.0;
+        if (HEAD_NORM == 1u) {
+            factor = norm_factor(i / quads);
+        }
+        query[i] = rotated_quad((t * (HEADS + 2u * KV_HEADS) + head) * HEAD_DIM, row, i % quads, factor, 0u);
     }
 }
 
@@ -371,6 +425,24 @@ fn write_parts(a: vec4<f32>, b: vec4<f32>, h: u32, part: u32, count: u32, thread
     }
 }
 
+// The first of `keys` keys that the last of them sees.
+fn first_key(keys: u32) -> u32 {
+    if (WINDOW == 0u) {
+        return 0u;
+    }
+    return keys - min(keys, WINDOW);
+}
+
+// The part of a chunk of which the token sees no key, for all heads of the group.
+fn write_nothing(t: u32, kv_head: u32, chunk: u32, thread: u32) {
+    let group_heads = HEADS / KV_HEADS;
+    let vectors = HEAD_DIM / 4u + 1u;
+    for (var i = thread; i < group_heads * vectors; i += WORKGROUP) {
+        let part = ((t * HEADS + kv_head * group_heads + i / vectors) * CHUNKS + chunk) * vectors;
+        parts[part + i % vectors] = vec4<f32>(select(0.0, LOWEST, i % vectors == vectors - 1u), 0.0, 0.0, 0.0);
+    }
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
@@ -379,11 +451,18 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     let t = workgroup.z;
     let position = step.x;
     let row = position + t;
-    let start = chunk * CHUNK;
-    if (start > row) {
+    if (chunk * CHUNK > row) {
         return;
     }
-    let keys = min(CHUNK, row + 1u - start);
+    let end = min((chunk + 1u) * CHUNK, row + 1u);
+    let start = max(chunk * CHUNK, first_key(row + 1u));
+    if (WINDOW != 0u && start >= end) {
+        if (row < 4u * CHUNK) {
+            write_nothing(t, kv_head, chunk, thread);
+        }
+        return;
+    }
+    let keys = end - start;
     let group_heads = HEADS / KV_HEADS;
     let quads = HEAD_DIM / 4u;
     let lanes = WORKGROUP / CHUNK;
@@ -397,6 +476,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     // Old keys are on their way while the new ones are made. A thread beyond the last key takes that one, and its score
     // counts for nothing.
     var k = load_key(slot, lane);
+    if (HEAD_NORM == 1u) {
+        share_squares(t, kv_head, thread);
+        workgroupBarrier();
+    }
     load_queries(t, row, kv_head, thread);
     for (var i = 0u; i <= t; i++) {
         if ((position + i) / CHUNK == chunk) {

@@ -25,9 +25,7 @@ def weight_symbols(weight: WeightTensor, first_row: int = 0, rows: int | None = 
     """Symbols of rows ``first_row .. first_row + rows - 1`` of a matrix, which lie in buffers of their own."""
     rows = weight.rows - first_row if rows is None else rows
     grouped = weight.group > 0
-    scale_words = 0
-    if weight.scales is not None:
-        scale_words = -(-rows * weight.groups // 2) if grouped else rows
+    scale_words = 0 if weight.scales is None else weight.words_of_scales(rows)
     return {
         "encoding": weight.encoding,
         "scale": "group" if grouped else "row",
@@ -69,6 +67,7 @@ def op_symbols(op: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]], k
     symbols: Symbols = {"act": op.get("act", "none"), "RING": constant("ring"), "few": 0, "software": 0}
     symbols |= {name: op.get(name, default) for name, default in spec.get("numbers", {}).items()}
     symbols |= {name: op[name] for name in spec.get("integers", ())}
+    symbols |= {name: op.get(name, 0) for name in spec.get("optional_integers", ())}
     symbols |= {name: int(op.get(name, False)) for name in spec.get("flags", ())}
     for name in (*spec.get("vectors", ()), *spec.get("optional_vectors", ())):
         symbols[f"has_{name}"] = int(op.get(name) is not None)

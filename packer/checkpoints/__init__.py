@@ -10,6 +10,7 @@ from .base import Checkpoint, CheckpointInfo, TokenizerFiles, name_of
 from .hub import fetch, is_hub
 from .huggingface import open_folder
 from .mlx import MlxCheckpoint
+from .text_part import KINDS, TextPart
 
 __all__ = ["Checkpoint", "CheckpointInfo", "TokenizerFiles", "name_of", "open_checkpoint"]
 
@@ -27,7 +28,7 @@ def open_checkpoint(source: Path, tokenizer_folder: Path | None = None) -> Check
         return checkpoint
     if source.is_dir():
         folder = open_folder(source, tokenizer_folder)
-        return MlxCheckpoint(folder) if "quantization" in folder.info.config else folder
+        return _text_of(MlxCheckpoint(folder) if "quantization" in folder.info.config else folder)
     if not source.exists():
         raise CheckpointError(f"{source}: no such file or folder; give a checkpoint folder or a GGUF file")
     if source.suffix.lower() == ".gguf":
@@ -35,8 +36,14 @@ def open_checkpoint(source: Path, tokenizer_folder: Path | None = None) -> Check
 
         return open_gguf(source, tokenizer_folder)
     if source.suffix.lower() in (".bin", ".pt", ".pth", ".safetensors"):
-        return open_folder(source.parent, tokenizer_folder, source.name)
+        return _text_of(open_folder(source.parent, tokenizer_folder, source.name))
     raise CheckpointError(
         f"{source}: expected a folder with config.json and safetensors, or a .gguf file, found a file of type "
         f"{source.suffix or 'unknown'!r}"
     )
+
+
+def _text_of(checkpoint: Checkpoint) -> Checkpoint:
+    """The text model of a checkpoint that has other parts too, else itself."""
+    kind = checkpoint.info.config.get("model_type")
+    return TextPart(checkpoint) if isinstance(kind, str) and kind.lower() in KINDS else checkpoint

@@ -1,4 +1,4 @@
-"""Reads GGUF files of Llama and BitNet models; the gguf package decodes blocks, a few rows at a time."""
+"""Reads GGUF files of the supported architectures; the gguf package decodes blocks, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ _LINEAR_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_NORM_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _SUB_NORM_NAMES = {"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"}
 
 
@@ -126,7 +125,7 @@ class GgufCheckpoint:
 
 
 def open_gguf(path: Path, tokenizer_folder: Path | None = None) -> GgufCheckpoint:
-    """Open a GGUF file of a Llama or BitNet model.
+    """Open a GGUF file.
 
     tokenizer_folder: a folder whose tokenizer.json (and tokenizer_config.json) is taken instead of the
     file's. Raises CheckpointError for files that are damaged, incomplete, or need what is not supported.
@@ -213,7 +212,8 @@ def _expected(header: GgufHeader, kind: Architecture, config: Mapping[str, Any])
         "attn_output": (hidden, width), "ffn_gate": (ffn, hidden), "ffn_up": (ffn, hidden),
         "ffn_down": (hidden, ffn),
     }  # fmt: skip
-    vectors = {stored: (name, hidden) for stored, name in _NORM_NAMES.items()}
+    lengths = {name: config["head_dim"] if name.startswith("self_attn.") else hidden for name in kind.norms.values()}
+    vectors = {stored: (name, lengths[name]) for stored, name in kind.norms.items()}
     if kind.model_type == "bitnet":
         widths = {"attn_sub_norm": width, "ffn_sub_norm": ffn}
         vectors |= {
@@ -224,12 +224,19 @@ def _expected(header: GgufHeader, kind: Architecture, config: Mapping[str, Any])
     shapes = {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
     if not config["tie_word_embeddings"]:
         shapes["output.weight"] = (vocabulary, hidden)
+    biased = set()
+    if config["attention_bias"] or kind.model_type == "qwen2":
+        biased |= {"attn_q", "attn_k", "attn_v"}
+    if config["attention_bias"]:
+        biased.add("attn_output")
+    if config["mlp_bias"]:
+        biased |= {"ffn_gate", "ffn_up", "ffn_down"}
     expected: _Expected = {stored: (_GLOBAL_NAMES[stored], shape) for stored, shape in shapes.items()}
     for layer in range(config["num_hidden_layers"]):
         ours, theirs = f"blk.{layer}", f"model.layers.{layer}"
         for stored, shape in linears.items():
             expected[f"{ours}.{stored}.weight"] = (f"{theirs}.{_LINEAR_NAMES[stored]}.weight", shape)
-            if config["attention_bias" if stored.startswith("attn") else "mlp_bias"]:
+            if stored in biased:
                 expected[f"{ours}.{stored}.bias"] = (f"{theirs}.{_LINEAR_NAMES[stored]}.bias", shape[:1])
         for stored, (name, length) in vectors.items():
             expected[f"{ours}.{stored}.weight"] = (f"{theirs}.{name}.weight", (length,))

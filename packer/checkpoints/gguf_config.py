@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..models.fields import Fields
+from ..models.refused import refuse_rotated
 from .gguf_header import GgufHeader, GgufTensor
 from .huggingface import read_json
 
@@ -25,19 +26,32 @@ class Architecture:
 
     act: None where files of both kinds exist. interleaved: whether rows of Q and K are in the order for
     rotary pairs (2i, 2i + 1), llama.cpp's "normal" rope, rather than (i, i + head_dim/2), its "neox" rope.
+    norms: names in a block of all norms but those before o and down -> Hugging Face names in a layer.
     """
 
     model_type: str
     act: str | None
     interleaved: bool
+    norms: Mapping[str, str]
 
 
+_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_QWEN3_NORMS = {**_NORMS, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_GEMMA3_NORMS = {
+    **_QWEN3_NORMS,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 ARCHITECTURES = {
-    "llama": Architecture("llama", "silu", interleaved=True),
+    "llama": Architecture("llama", "silu", True, _NORMS),  # also Mistral, Falcon3, SmolLM2
+    "qwen2": Architecture("qwen2", "silu", False, _NORMS),
+    "qwen3": Architecture("qwen3", "silu", False, _QWEN3_NORMS),
+    "gemma3": Architecture("gemma3_text", "gelu_pytorch_tanh", False, _GEMMA3_NORMS),
     # 1bitLLM's models under this name use SiLU, Microsoft's relu2.
-    "bitnet": Architecture("bitnet", None, interleaved=False),
-    "bitnet-25": Architecture("bitnet", "relu2", interleaved=False),
-    "bitnet-b1.58": Architecture("bitnet", "relu2", interleaved=False),
+    "bitnet": Architecture("bitnet", None, False, _NORMS),
+    "bitnet-25": Architecture("bitnet", "relu2", False, _NORMS),
+    "bitnet-b1.58": Architecture("bitnet", "relu2", False, _NORMS),
 }
 ACTS = ("relu2", "silu")
 
@@ -61,6 +75,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_attn_factor": (1,),
 }
 ROPE_FREQS = "rope_freqs.weight"
+#: Gemma 3 where a file does not say it: one layer in six sees all keys, the others rotate by this base.
+_GEMMA3_PERIOD, _GEMMA3_LOCAL_BASE = 6, 10_000.0
+_GEMMA3_READ = {"attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"}
+#: Layers of the Gemma 3 whose attention scale is not that of its head size.
+_GEMMA3_27B_LAYERS = 62
 
 
 def architecture(header: GgufHeader) -> Architecture:
@@ -85,9 +104,10 @@ def hf_config(header: GgufHeader, rope_freqs: np.ndarray | None, original: Path 
     Raises CheckpointError naming file and field.
     """
     kind, fields = architecture(header), _fields(header)
+    refuse_rotated(header.metadata, f"{header.path}: metadata")
     heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
     head_dim = _head_dim(fields, heads, hidden)
-    _check_neutral(fields, head_dim)
+    _check_neutral(fields, kind, head_dim)
     config = {
         "model_type": kind.model_type,
         "hidden_size": hidden,
@@ -101,11 +121,35 @@ def hf_config(header: GgufHeader, rope_freqs: np.ndarray | None, original: Path 
         "max_position_embeddings": fields.integer("context_length"),
         "vocab_size": _vocabulary(header),
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "attention_bias": "blk.0.attn_output.bias" in header.tensors,
+        "attention_bias": kind.model_type != "qwen2" and "blk.0.attn_output.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
     }
     rope = _rope(fields, config, rope_freqs)
+    if kind.model_type == "gemma3_text":
+        return config | _gemma3(fields, config, rope)
     return config | {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
+
+
+def _gemma3(fields: Fields, config: Mapping[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    """What Gemma 3 has besides; llama.cpp ``src/models/gemma3.cpp``. Gains in its files are 1 + weight already."""
+    layers, window = config["num_hidden_layers"], fields.get("attention.sliding_window")
+    period = fields.integer("attention.sliding_window_pattern", _GEMMA3_PERIOD)
+    slides = [bool(window) and (layer + 1) % period != 0 for layer in range(layers)]
+    scalar = config["head_dim"]
+    if layers == _GEMMA3_27B_LAYERS:
+        scalar = config["hidden_size"] // config["num_attention_heads"]
+    local_base = _positive(fields, "rope.freq_base_swa", _GEMMA3_LOCAL_BASE)
+    return {
+        "hidden_activation": config["hidden_act"],
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": fields.integer("attention.sliding_window") if window else None,
+        "layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides],
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": local_base},
+        },
+        "norm_gain_offset": 0.0,
+    }
 
 
 def _fields(header: GgufHeader) -> Fields:
@@ -139,9 +183,10 @@ def _head_dim(fields: Fields, heads: int, hidden: int) -> int:
     return head_dim
 
 
-def _check_neutral(fields: Fields, head_dim: int) -> None:
+def _check_neutral(fields: Fields, kind: Architecture, head_dim: int) -> None:
     """Refuse what changes the mathematics: experts, sliding windows, soft caps, multipliers, the unknown."""
-    for name in sorted(set(fields.values) - _READ):
+    read = _READ | (_GEMMA3_READ if kind.model_type == "gemma3_text" else set())
+    for name in sorted(set(fields.values) - read):
         fields.refuse(name, _NEUTRAL.get(name, (0, False, "", "none")))
     name = "attention.scale"
     if fields.get(name) and not math.isclose(fields.number(name), head_dim**-0.5, rel_tol=1e-6):
@@ -159,17 +204,18 @@ def _positive(fields: Fields, name: str, default: float | None = None) -> float:
 
 def _act(kind: Architecture, fields: Fields, original: Path | None) -> str:
     act: str | None = fields.get("hidden_activation", kind.act)
+    acts = ACTS if kind.model_type in ("bitnet", "llama") else (str(kind.act),)
     if act is None and original is not None and (original / "config.json").is_file():
         act = read_json(original / "config.json", "").get("hidden_act")
     if act is None:
         raise CheckpointError(
-            f"{fields.where}: field 'hidden_activation' is missing, expected one of {', '.join(ACTS)}: files "
+            f"{fields.where}: field 'hidden_activation' is missing, expected one of {', '.join(acts)}: files "
             "of this architecture exist with each; give --tokenizer FOLDER with the model's own config.json "
             "and tokenizer.json"
         )
-    if act not in ACTS:
+    if act not in acts:
         raise CheckpointError(
-            f"{fields.where}: field 'hidden_activation' is {act!r}, expected one of {', '.join(ACTS)}"
+            f"{fields.where}: field 'hidden_activation' is {act!r}, expected one of {', '.join(acts)}"
         )
     return act
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
+from ..models.refused import refuse_rotated
 from ..ternarize import Ternary, from_groups
 from .base import require_finite
 from .huggingface import FolderCheckpoint
@@ -38,6 +39,7 @@ class MlxCheckpoint(FolderCheckpoint):
             config={name: value for name, value in folder.info.config.items() if name not in _FIELDS},
             source={**folder.info.source, "format": "mlx"},
         )
+        refuse_rotated(folder.info.config, f"{folder.path}: config")
         super().__init__(folder.path, info, folder.where)
         stored = set(folder.names())
         self._affine: dict[str, _Affine] = {}

@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from . import bitnet, llama
+from . import bitnet, gemma3, llama, mistral, qwen2, qwen3
 from .fields import Fields
-from .transformer import Matrix, Transformer, Vector
+from .transformer import Matrix, Transformer, Vector, plane_name, plane_names
 
-__all__ = ["FAMILIES", "Matrix", "Transformer", "Vector", "build_model"]
+__all__ = ["FAMILIES", "Matrix", "Transformer", "Vector", "build_model", "plane_name", "plane_names"]
 
-FAMILIES: dict[str, Callable[[Fields], Transformer]] = {"bitnet": bitnet.build, "llama": llama.build}
+#: ``model_type`` -> what builds such a decoder.
+FAMILIES: dict[str, Callable[[Fields], Transformer]] = {
+    "bitnet": bitnet.build,
+    "gemma3_text": gemma3.build,
+    "llama": llama.build,
+    "mistral": mistral.build,
+    "qwen2": qwen2.build,
+    "qwen3": qwen3.build,
+}
 
 
 def build_model(config: Mapping[str, Any], path: Path, names: Collection[str]) -> Transformer:
@@ -26,7 +34,9 @@ def build_model(config: Mapping[str, Any], path: Path, names: Collection[str]) -
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind.lower() not in FAMILIES:
         raise CheckpointError(
-            f"{fields.where}: model_type is {kind!r}, expected one of {', '.join(sorted(FAMILIES))}; "
+            f"{fields.where}: model_type is {kind!r}, expected one of {', '.join(sorted([*FAMILIES, 'gemma3']))}; "
             "this architecture is not supported"
         )
+    if kind.lower() in ("llama", "bitnet") and bitnet.is_1bitllm(names):
+        return bitnet.build_1bitllm(fields)
     return FAMILIES[kind.lower()](fields)

@@ -18,6 +18,10 @@ class Fields:
         """The field, or the default if it is absent."""
         return self.values.get(name, default)
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same with fields that the config leaves out; null is left as it is."""
+        return Fields({**defaults, **self.values}, self.where)
+
     def integer(self, name: str, default: int | None = None) -> int:
         """A positive integer. Raises CheckpointError if it is missing or of another kind."""
         value = self.values.get(name)
@@ -27,6 +31,13 @@ class Fields:
             raise CheckpointError(f"{self.where}: field {name!r} is missing, expected a positive integer")
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise CheckpointError(f"{self.where}: field {name!r} is {value!r}, expected a positive integer")
+        return value
+
+    def count(self, name: str) -> int:
+        """An integer of 0 or more. Raises CheckpointError if it is missing or of another kind."""
+        value = self.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise CheckpointError(f"{self.where}: field {name!r} is {value!r}, expected an integer of 0 or more")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -7,38 +7,36 @@ mlp_bias, rope_theta, rope_scaling, rope_parameters.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..errors import CheckpointError
 from .fields import Fields
+from .refused import refuse_unsupported
 from .rope import rope_table
 from .transformer import Transformer
 
 _ACTS = {"silu": "silu", "swish": "silu", "relu2": "relu2", "gelu_pytorch_tanh": "gelu_tanh"}
-#: Fields of relatives of this graph -> values that leave it as it is.
-_CHANGES_MATHEMATICS: dict[str, tuple] = {
-    "sliding_window": (),
-    "num_local_experts": (0, 1),
-    "attention_multiplier": (),
-    "residual_multiplier": (1,),
-    "embedding_multiplier": (1,),
-    "logits_scaling": (1,),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
-}
 
 
 def build(config: Fields) -> Transformer:
     """The decoder that a config describes. Raises CheckpointError for missing or unsupported fields."""
-    return decoder(config, "llama", sub_norms=False, default_theta=10_000.0)
+    return decoder(config, "llama", default_theta=10_000.0)
 
 
-def decoder(config: Fields, family: str, *, sub_norms: bool, default_theta: float) -> Transformer:
-    """Common reading of the config of Llama-like families; default_theta as in transformers' config class."""
-    for field, harmless in _CHANGES_MATHEMATICS.items():
-        config.refuse(field, harmless)
+def decoder(
+    config: Fields, family: str, *, default_theta: float, read: Collection[str] = (), act: str = "hidden_act"
+) -> Transformer:
+    """Common reading of the config of Llama-like families.
+
+    default_theta: as in transformers' config class. read: fields that change the mathematics and that the family reads
+    itself. act: the field that names the activation. Raises CheckpointError for missing or unsupported fields.
+    """
+    refuse_unsupported(config, read)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     kv_heads = config.integer("num_key_value_heads", heads)
     head_dim = config.integer("head_dim", hidden // heads)
     _check_heads(config, heads, kv_heads, head_dim)
+    biased = config.flag("attention_bias", False)
     return Transformer(
         family=family,
         hidden=hidden,
@@ -49,20 +47,20 @@ def decoder(config: Fields, family: str, *, sub_norms: bool, default_theta: floa
         head_dim=head_dim,
         vocabulary=config.integer("vocab_size"),
         context=config.integer("max_position_embeddings"),
-        act=_act(config),
+        act=_act(config, act),
         eps=config.positive("rms_norm_eps"),
         tied=config.flag("tie_word_embeddings", False),
-        sub_norms=sub_norms,
-        attention_bias=config.flag("attention_bias", False),
+        qkv_bias=biased,
+        o_bias=biased,
         mlp_bias=config.flag("mlp_bias", False),
         rope=rope_table(config, head_dim, default_theta),
     )
 
 
-def _act(config: Fields) -> str:
-    name = config.get("hidden_act")
+def _act(config: Fields, field: str) -> str:
+    name = config.get(field)
     if not isinstance(name, str) or name not in _ACTS:
-        raise CheckpointError(f"{config.where}: hidden_act is {name!r}, expected one of {', '.join(_ACTS)}")
+        raise CheckpointError(f"{config.where}: {field} is {name!r}, expected one of {', '.join(_ACTS)}")
     return _ACTS[name]
 
 

@@ -15,6 +15,12 @@ from ..errors import CheckpointError
 from .fields import Fields
 
 SUPPORTED = ("default", "linear", "llama3", "yarn")
+#: Parameters that are read below; rope_freqs comes from GGUF, finetuned says nothing about the mathematics.
+_READ = {
+    "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "truncate", "beta_fast",
+    "beta_slow", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim",
+    "partial_rotary_factor", "rope_freqs", "finetuned",
+}  # fmt: skip
 
 
 def rope_table(config: Fields, head_dim: int, default_theta: float) -> dict[str, Any]:
@@ -31,6 +37,8 @@ def rope_table(config: Fields, head_dim: int, default_theta: float) -> dict[str,
             f"{config.where}: rope scaling {kind!r} is not supported (supported: {', '.join(SUPPORTED)}); "
             "ignoring it would give wrong text on long prompts"
         )
+    for name in sorted(set(map(str, scaling.values)) - _READ):  # mrope_section, parameters by kind of layer
+        scaling.refuse(name, ())
     theta = scaling.number("rope_theta", config.number("rope_theta", default_theta))
     if theta <= 1:
         raise CheckpointError(f"{config.where}: rope_theta is {theta}, expected a number above 1")

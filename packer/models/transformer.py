@@ -1,10 +1,23 @@
-"""The decoder that Llama and BitNet share: which tensors a pack holds, and the program that runs them."""
+"""The decoder that all families share: which tensors a pack holds, and the program that runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+
+def plane_name(weight: str, plane: int) -> str:
+    """The pack tensor of a ternary plane of a linear; the first has the linear's own name."""
+    return f"{weight}.plane{plane}" if plane else weight
+
+
+def plane_names(weight: str, names: Container[str]) -> list[str]:
+    """The pack tensors whose sum a linear is: itself, and the other ternary planes among these names."""
+    found = [weight]
+    while plane_name(weight, len(found)) in names:
+        found.append(plane_name(weight, len(found)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -28,10 +41,11 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Vector:
-    """A pack vector (norm gain, bias) made of checkpoint vectors put end to end."""
+    """A pack vector (norm gain, bias) made of checkpoint vectors put end to end; offset is added to each number."""
 
     name: str
     sources: tuple[tuple[str, int], ...]
+    offset: float = 0.0
 
     @property
     def length(self) -> int:
@@ -41,7 +55,14 @@ class Vector:
 
 @dataclass(frozen=True)
 class Transformer:
-    """Shape of a decoder. Field names follow Hugging Face configs; sub_norms: BitNet's norms before o and down."""
+    """Shape of a decoder. Field names follow Hugging Face configs.
+
+    sub_norms: the checkpoint's names of BitNet's norms before o and down. head_norms: whether each head of q and k has
+    a norm. post_norms: whether what attention and MLP give has one before it is added. gain_offset: what is added to
+    the gains of all norms. multiplier: of the embedding. scale: of attention scores; None: 1 / sqrt(head_dim). windows:
+    keys that a token of each layer sees, 0 for all; empty: all layers see all. local_rope: table of layers with a
+    window, where it is not ``rope``.
+    """
 
     family: str
     hidden: int
@@ -55,10 +76,18 @@ class Transformer:
     act: str
     eps: float
     tied: bool
-    sub_norms: bool
-    attention_bias: bool
+    qkv_bias: bool
+    o_bias: bool
     mlp_bias: bool
     rope: Mapping[str, Any]
+    sub_norms: tuple[str, str] | None = None
+    head_norms: bool = False
+    post_norms: bool = False
+    gain_offset: float = 0.0
+    multiplier: float = 1.0
+    scale: float | None = None
+    windows: tuple[int, ...] = ()
+    local_rope: Mapping[str, Any] | None = None
 
     def tensors(self) -> list[Matrix | Vector]:
         """All pack tensors in the order of first use."""
@@ -67,7 +96,7 @@ class Transformer:
         ]
         for layer in range(self.layers):
             found += self._layer_tensors(layer)
-        found.append(Vector("final_norm", (("model.norm.weight", self.hidden),)))
+        found.append(self._gain("final_norm", "model.norm", self.hidden))
         if not self.tied:
             found.append(Matrix("lm_head", (("lm_head.weight", self.vocabulary),), self.hidden, is_embedding=True))
         return found
@@ -82,19 +111,30 @@ class Transformer:
         }
         gate_up = {"gate_proj": self.ffn, "up_proj": self.ffn}
         attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+        sub_norms = self.sub_norms or ("", "")
+        before_mlp = "pre_feedforward_layernorm" if self.post_norms else "post_attention_layernorm"
         found: list[Matrix | Vector | None] = [
-            Vector(f"{ours}.input_norm", ((f"{theirs}.input_layernorm.weight", self.hidden),)),
-            *self._linear(f"{ours}.qkv", attention, qkv, self.hidden, self.attention_bias),
-            Vector(f"{ours}.attn_sub_norm", ((f"{attention}.attn_sub_norm.weight", width),))
-            if self.sub_norms
+            self._gain(f"{ours}.input_norm", f"{theirs}.input_layernorm", self.hidden),
+            *self._linear(f"{ours}.qkv", attention, qkv, self.hidden, self.qkv_bias),
+            self._gain(f"{ours}.q_norm", f"{attention}.q_norm", self.head_dim) if self.head_norms else None,
+            self._gain(f"{ours}.k_norm", f"{attention}.k_norm", self.head_dim) if self.head_norms else None,
+            self._gain(f"{ours}.attn_sub_norm", f"{attention}.{sub_norms[0]}", width) if self.sub_norms else None,
+            *self._linear(f"{ours}.o", attention, {"o_proj": self.hidden}, width, self.o_bias),
+            self._gain(f"{ours}.attn_out_norm", f"{theirs}.post_attention_layernorm", self.hidden)
+            if self.post_norms
             else None,
-            *self._linear(f"{ours}.o", attention, {"o_proj": self.hidden}, width, self.attention_bias),
-            Vector(f"{ours}.post_norm", ((f"{theirs}.post_attention_layernorm.weight", self.hidden),)),
+            self._gain(f"{ours}.post_norm", f"{theirs}.{before_mlp}", self.hidden),
             *self._linear(f"{ours}.gate_up", mlp, gate_up, self.hidden, self.mlp_bias),
-            Vector(f"{ours}.ffn_sub_norm", ((f"{mlp}.ffn_sub_norm.weight", self.ffn),)) if self.sub_norms else None,
+            self._gain(f"{ours}.ffn_sub_norm", f"{mlp}.{sub_norms[1]}", self.ffn) if self.sub_norms else None,
             *self._linear(f"{ours}.down", mlp, {"down_proj": self.hidden}, self.ffn, self.mlp_bias),
+            self._gain(f"{ours}.ffn_out_norm", f"{theirs}.post_feedforward_layernorm", self.hidden)
+            if self.post_norms
+            else None,
         ]
         return [tensor for tensor in found if tensor is not None]
+
+    def _gain(self, name: str, module: str, length: int) -> Vector:
+        return Vector(name, ((f"{module}.weight", length),), self.gain_offset)
 
     @staticmethod
     def _linear(name: str, module: str, rows: Mapping[str, int], columns: int, bias: bool) -> list[Matrix | Vector]:
@@ -124,19 +164,19 @@ class _ProgramBuilder:
     def build(self) -> dict[str, Any]:
         model = self.model
         hidden = self._value("h", "f32", model.hidden)
-        self.body.append({"op": "embed", "w": "embed", "multiplier": 1.0, "out": hidden})
+        self.body.append({"op": "embed", "w": "embed", "multiplier": model.multiplier, "out": hidden})
         for layer in range(model.layers):
             self._attention(f"layers.{layer}", layer, hidden)
             self._mlp(f"layers.{layer}", hidden)
-        last = self._value("last", "f32", model.hidden, rows="R")
-        logits = self._value("logits", "f32", model.vocabulary, rows="R")
         head = "embed" if model.tied else "lm_head"
+        last = self._value("last", self._input_dtype(head), model.hidden, rows="R")
+        logits = self._value("logits", "f32", model.vocabulary, rows="R")
         cache = {"heads": model.kv_heads, "head_dim": model.head_dim}
         return {
             "ops_version": 1,
             "values": self.values,
             "caches": {f"{kind}.{layer}": cache for layer in range(model.layers) for kind in "kv"},
-            "tables": {"rope": dict(model.rope)},
+            "tables": self._tables(),
             "body": self.body,
             "logits": [
                 {"op": "norm", "x": hidden, "gain": "final_norm", "eps": model.eps, "out": last},
@@ -145,6 +185,18 @@ class _ProgramBuilder:
             "greedy": [{"op": "argmax", "logits": logits}],
             "random": [{"op": "sample", "logits": logits}],
         }
+
+    def _tables(self) -> dict[str, dict[str, Any]]:
+        """The rotary tables that some layer uses."""
+        tables = {"rope": self.model.rope, "local_rope": self.model.local_rope or {}}
+        used = {self._table(layer) for layer in range(self.model.layers)}
+        return {name: dict(table) for name, table in tables.items() if name in used}
+
+    def _window(self, layer: int) -> int:
+        return self.model.windows[layer] if self.model.windows else 0
+
+    def _table(self, layer: int) -> str:
+        return "local_rope" if self.model.local_rope is not None and self._window(layer) else "rope"
 
     def _value(self, name: str, dtype: str, columns: int, rows: str = "T") -> str:
         full = name if dtype == "f32" else f"{name}.{dtype}"
@@ -161,6 +213,8 @@ class _ProgramBuilder:
         if accumulate:
             op["accumulate"] = True
         self.body.append(op)
+        for plane in plane_names(weight, self.encodings)[1:]:  # the bias came with the first
+            self.body.append({"op": "linear", "x": x, "w": plane, "out": out, "accumulate": True})
 
     def _norm(self, x: str, gain: str, out: str) -> None:
         self.body.append({"op": "norm", "x": x, "gain": gain, "eps": self.model.eps, "out": out})
@@ -176,9 +230,14 @@ class _ProgramBuilder:
         caches = {"k": f"k.{layer}", "v": f"v.{layer}"}
         self._norm(hidden, f"{prefix}.input_norm", normed)
         self._linear(normed, f"{prefix}.qkv", qkv)
-        self.body.append({"op": "rope_append", "x": qkv, **shape, "rope": "rope", **caches, "out": q})
-        scale = float(model.head_dim) ** -0.5
-        self.body.append({"op": "attention", "q": q, **caches, **shape, "scale": scale, "out": mixed})
+        rotation: dict[str, Any] = {"op": "rope_append", "x": qkv, **shape, "rope": self._table(layer), **caches}
+        if model.head_norms:
+            rotation |= {"q_gain": f"{prefix}.q_norm", "k_gain": f"{prefix}.k_norm", "eps": model.eps}
+        scale = float(model.head_dim) ** -0.5 if model.scale is None else model.scale
+        attention: dict[str, Any] = {"op": "attention", "q": q, **caches, **shape, "scale": scale}
+        if self._window(layer):
+            attention["window"] = self._window(layer)
+        self.body += [{**rotation, "out": q}, {**attention, "out": mixed}]
         dtype = self._input_dtype(f"{prefix}.o")
         ready = mixed
         if model.sub_norms:
@@ -187,7 +246,7 @@ class _ProgramBuilder:
         elif dtype != "f32":
             ready = self._value("o_in", dtype, width)
             self.body.append({"op": "quantize", "x": mixed, "out": ready})
-        self._linear(ready, f"{prefix}.o", hidden, accumulate=True)
+        self._branch(ready, f"{prefix}.o", f"{prefix}.attn_out_norm", hidden)
 
     def _mlp(self, prefix: str, hidden: str) -> None:
         model = self.model
@@ -200,4 +259,15 @@ class _ProgramBuilder:
         if model.sub_norms:
             op |= {"gain": f"{prefix}.ffn_sub_norm", "eps": model.eps}
         self.body.append(op)
-        self._linear(gated, f"{prefix}.down", hidden, accumulate=True)
+        self._branch(gated, f"{prefix}.down", f"{prefix}.ffn_out_norm", hidden)
+
+    def _branch(self, x: str, weight: str, gain: str, hidden: str) -> None:
+        """The last linear of attention or MLP, added to the hidden state, through a norm where the family has one."""
+        if not self.model.post_norms:
+            self._linear(x, weight, hidden, accumulate=True)
+            return
+        branch = self._value("branch", "f32", self.model.hidden)
+        self._linear(x, weight, branch)
+        self.body.append(
+            {"op": "norm", "x": branch, "gain": gain, "eps": self.model.eps, "accumulate": True, "out": hidden}
+        )

@@ -10,15 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import BrowserContext, Page
+from safetensors.numpy import save_file
 
-from packer.export import ExportOptions
+from packer.export import ExportOptions, export
 from packer.pack import Pack
 from packer.text import ChatText
 from shaders.interpreter import ReferenceModel
 from shaders.sampling import Sampling
 from tests.browser.engine_site import PAGE, EngineSite, running_engine_site
 from tests.support.browser import running_browser
+from tests.support.checkpoints import tiny_checkpoint
+from tests.support.families import BONSAI, FAMILY_CASES, FAMILY_PROMPT, bonsai_tensors
 from tests.support.packs import change_manifest, change_program, tiny_pack
+from tests.support.transformers_models import greedy, load_model
 
 SCRIPT = Path(__file__).with_name("engine_page.js").read_text(encoding="utf-8")
 CHUNK_BYTES = 4 << 20
@@ -344,6 +348,44 @@ def test_in_the_page_without_a_worker(context: BrowserContext, site: EngineSite)
     assert refused["error"]["code"] == "device-lost"
     other.evaluate("engine.dispose()")
     other.close()
+
+
+@pytest.fixture(scope="module")
+def family_page(context: BrowserContext, site: EngineSite) -> Iterator[Page]:
+    """The engine in the page itself, which takes ids; one device for all, so that what they share is compiled once."""
+    other = open_page(context, site, "index")
+    other.evaluate(
+        """async () => {
+            const adapter = await navigator.gpu.requestAdapter();
+            const { maxStorageBuffersPerShaderStage } = adapter.limits;
+            window.device = await adapter.requestDevice({ requiredLimits: { maxStorageBuffersPerShaderStage } });
+        }"""
+    )
+    yield other
+    other.close()
+
+
+@pytest.mark.parametrize("name", [*FAMILY_CASES, "bonsai"])
+def test_ids_of_each_family_are_those_of_transformers(
+    family_page: Page, site: EngineSite, tmp_path: Path, name: str
+) -> None:
+    family, changes = FAMILY_CASES.get(name, ("qwen3", BONSAI))
+    source = tiny_checkpoint(tmp_path / "checkpoint", family, **changes)
+    if name == "bonsai":
+        save_file(bonsai_tensors(), source / "model.safetensors")
+    export(source, site.packs / name, ExportOptions(embedding="auto" if name == "bonsai" else "f16"))
+    loaded = family_page.evaluate("([url, ways]) => load(url, { ...ways, device })", [f"/packs/{name}/", OPTIONS])
+    assert "error" not in loaded, loaded
+    expected = greedy(load_model(source), FAMILY_PROMPT, TOKENS)
+    ids = family_page.evaluate(
+        """async ([prompt, count]) => {
+            const [ids, request] = [[], { temperature: 0, max_tokens: count, stopIds: [] }];
+            for await (const id of engine.generate(prompt, request)) ids.push(id);
+            return ids;
+        }""",
+        [FAMILY_PROMPT, TOKENS],
+    )
+    assert ids[: len(expected)] == expected
 
 
 def test_the_worker_that_does_not_start_is_told(context: BrowserContext, site: EngineSite) -> None:

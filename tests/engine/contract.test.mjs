@@ -15,6 +15,7 @@ import {
 import { parseForced } from '../../web/engine/forced.js';
 import { planProgram } from '../../web/engine/operations.js';
 import { checkProgram } from '../../web/engine/program.js';
+import { ENCODINGS, fixedGroup, scaleWords } from '../../web/engine/tensor_layout.js';
 import { contract, fails, goodProgram, goodTensors } from './helpers.mjs';
 
 const ABLE = { features: new Set(), language: new Set(['packed_4x8_integer_dot_product']) };
@@ -83,6 +84,17 @@ test('what the device lacks is named; what no kernel can do is the pack’s faul
     () => candidates(contract, 'linear', { ...symbols, encoding: 'q8' }, ABLE, [1, 1]),
     fails('pack-unsupported', 'operation'),
   );
+});
+
+test('scales lie as the contract says', () => {
+  assert.deepEqual(Object.keys(contract.encodings).sort(), [...ENCODINGS].sort());
+  for (const [encoding, { group, scale_bytes: bytes, tensor_scale: own = 0 }] of Object.entries(contract.encodings)) {
+    assert.equal(fixedGroup(encoding), group);
+    const tensor = { name: 't', encoding, shape: [3, 130], scale: null, parts: [], group: group || 64, slices: [3] };
+    if (!bytes) continue;
+    const words = Math.ceil((3 * Math.ceil(130 / tensor.group) * bytes) / 4);
+    assert.equal(scaleWords(tensor, 3), own + words, encoding);
+  }
 });
 
 test('a contract of another version is refused', () => {

@@ -155,6 +155,7 @@ test('the memory plan adds up, and what cannot fit is told before a download', (
   const bytes = {
     embed: 32 * 32 + 32 * 2,
     gain: 32,
+    head: 16,
     qkv: 16 * 16 + 64,
     o: 8 * 16 + 32,
     gate_up: 24 * 16 + 96,

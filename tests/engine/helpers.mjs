@@ -133,6 +133,7 @@ export const goodTensors = () =>
     Object.entries({
       embed: ['q8', [32, 8]],
       gain: ['f32', [8]],
+      head: ['f32', [4]],
       qkv: ['ternary', [16, 8]],
       o: ['ternary', [8, 8]],
       gate_up: ['ternary', [24, 8]],

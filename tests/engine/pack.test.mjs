@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { checkPack, expectedKeys, parseJson, totalBytes } from '../../web/engine/pack.js';
+import { checkPack, parseJson, totalBytes } from '../../web/engine/pack.js';
+import { expectedKeys } from '../../web/engine/tensor_layout.js';
 import { changed, fails, goodPack } from './helpers.mjs';
 
 test('a good pack passes and unknown fields are ignored', () => {
@@ -17,6 +18,9 @@ test('the keys that shards must hold follow from the tensors', () => {
   json.tensors.e = { encoding: 'q8', shape: [8, 33], slices: [8] };
   json.tensors.f = { encoding: 'q4', shape: [8, 33], slices: [8] };
   json.tensors.d = { encoding: 'f16', shape: [8, 33], slices: [8] };
+  json.tensors.i = { encoding: 'q4a', shape: [8, 33], slices: [8] };
+  json.tensors.j = { encoding: 'nvfp4', shape: [8, 33], slices: [3, 5] };
+  json.tensors.k = { encoding: 'mxfp4', shape: [8, 33], slices: [8] };
   const keys = Object.fromEntries(
     [...expectedKeys(checkPack(json))].map(([key, { dtype, shape, row }]) => [key, `${dtype} ${shape} @${row}`]),
   );
@@ -36,6 +40,15 @@ test('the keys that shards must hold follow from the tensors', () => {
     'f.data.0': 'U8 8,32 @0',
     'f.scale.0': 'F16 8,2 @0',
     'd.data.0': 'F16 8,36 @0',
+    'i.data.0': 'U8 8,32 @0',
+    'i.scale.0': 'F16 8,4 @0',
+    'j.data.0': 'U8 3,32 @0',
+    'j.scale.0': 'U8 3,3 @0',
+    'j.data.1': 'U8 5,32 @3',
+    'j.scale.1': 'U8 5,3 @3',
+    'j.tensor_scale': 'F32 1 @0',
+    'k.data.0': 'U8 8,32 @0',
+    'k.scale.0': 'U8 8,2 @0',
   });
 });
 

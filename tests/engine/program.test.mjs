@@ -34,6 +34,14 @@ const WRONG = [
   ['body/8/act', 'tanh', 'operation'],
   ['body/6/accumulate', 'yes', 'operation'],
   ['body/4/scale', null, 'operation'],
+  ['body/4/window', -1, 'operation'],
+  ['body/4/window', 0.5, 'operation'],
+  ['body/4/window', 2 ** 31, 'operation'],
+  ['body/4/window', null, 'operation'],
+  ['body/4/window', true, 'operation'],
+  ['body/3/q_gain', 'head', 'operation'],
+  ['body/3/k_gain', 'head', 'operation'],
+  ['body/3/eps', null, 'operation'],
   ['body/0/w', 'nothing', 'reference'],
   ['body/0/w', undefined, 'reference'],
   ['body/1/gain', undefined, 'reference'],
@@ -78,6 +86,42 @@ test('integer sums that could overflow are refused', () => {
     () => checkProgram(goodProgram(), { ...contract, ops: narrow }, goodTensors()),
     fails('pack-invalid', 'program-shape'),
   );
+});
+
+const HEAD_GAINS = [
+  [{ q_gain: 'head', k_gain: 'nothing' }, 'reference'],
+  [{ q_gain: 'gain', k_gain: 'head' }, 'program-shape'],
+  [{ q_gain: 'head', k_gain: 'qkv' }, 'program-shape'],
+];
+for (const [gains, rule] of HEAD_GAINS) {
+  test(`gains of heads ${JSON.stringify(gains)} break ${rule}`, () => {
+    const program = goodProgram();
+    Object.assign(program.body[3], gains);
+    assert.throws(() => checkProgram(program, contract, goodTensors()), fails('pack-invalid', rule));
+  });
+}
+
+/** A norm at the end of the body that adds to a value. */
+const adding = (out) => {
+  const program = goodProgram();
+  program.body.push({ op: 'norm', x: 'h', gain: 'gain', eps: 1e-5, accumulate: true, out });
+  return program;
+};
+
+test('a window, gains of heads and a norm that adds pass', () => {
+  for (const window of [0, 1, 2 ** 31 - 1]) {
+    const program = adding('o');
+    Object.assign(program.body[3], { q_gain: 'head', k_gain: 'head', eps: 1e-6 });
+    program.body[4].window = window;
+    checkProgram(program, contract, goodTensors());
+  }
+});
+
+test('a norm adds to floats alone, and to what was written', () => {
+  assert.throws(() => checkProgram(adding('a'), contract, goodTensors()), fails('pack-invalid', 'operation'));
+  const program = adding('late');
+  program.values.late = { dtype: 'f32', shape: ['T', 8] };
+  assert.throws(() => checkProgram(program, contract, goodTensors()), fails('pack-invalid', 'reference'));
 });
 
 test('an operation cannot read what it writes', () => {

@@ -14,7 +14,7 @@ from packer.pack import Pack
 from shaders.interpreter import ReferenceModel
 from shaders.sampling import Sampling
 from tests.engine.node import SWIFTSHADER, WEBGPU, node_json
-from tests.support.packs import change_program, change_shard, tiny_pack
+from tests.support.packs import change_manifest, change_program, change_shard, recode, tiny_pack
 
 pytestmark = [
     pytest.mark.skipif(not SWIFTSHADER.is_file(), reason=f"needs Chromium's Vulkan driver, {SWIFTSHADER}"),
@@ -62,14 +62,30 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"num_hidden_layers": 1, "attention_bias": True},
         "q8",
     ),
-    "llama f32, f16 embedding and head, f32 cache": (
+    "llama f32, f16 embedding and head, f32 cache, norms of heads, window, post-norms": (
         "llama",
         {"activations": "f32", "embedding": "f16"},
         {"num_hidden_layers": 1, "tie_word_embeddings": False, "hidden_act": "gelu_pytorch_tanh"},
         "f32",
     ),
 }
-FIRST = next(iter(MODELS))
+FIRST, _, NORMED = MODELS
+FOUR_BITS = "llama f32, nvfp4, mxfp4 and q4a"
+MODELS[FOUR_BITS] = (
+    "llama",
+    {"activations": "f32", "embedding": "f16"},
+    {"num_hidden_layers": 1, "tie_word_embeddings": False},
+    "f16",
+)
+#: The tensors of that model that are stored so.
+CODED = {
+    "embed": "nvfp4",
+    "layers.0.qkv": "nvfp4",
+    "layers.0.o": "q4a",
+    "layers.0.gate_up": "mxfp4",
+    "layers.0.down": "nvfp4",
+    "lm_head": "q4a",
+}
 FOLLOW = {"ids": [*PROMPT, 7, 8], "options": {"temperature": 0, "max_tokens": 3, "stopIds": []}}
 
 
@@ -79,7 +95,35 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, (family, options, changes, _) in MODELS.items():
         folder = tmp_path_factory.mktemp("pack")
         made[name] = tiny_pack(folder, family, options=ExportOptions(name="tiny", **options), seed=4, **changes)
+    add_norms(made[NORMED])
+    for name, encoding in CODED.items():
+        recode(made[FOUR_BITS], name, encoding)
     return made
+
+
+def add_norms(pack: Path) -> None:
+    """Norms of query and key heads, a window, and a norm of what attention adds."""
+
+    def operations(program: dict[str, Any]) -> None:
+        body = program["body"]
+        rope, attention, product = (
+            next(op for op in body if op["op"] == name and (name != "linear" or op.get("accumulate")))
+            for name in ("rope_append", "attention", "linear")
+        )
+        rope |= {"q_gain": "q gain", "k_gain": "k gain", "eps": 1e-3}
+        attention["window"] = 5
+        added = {"op": "norm", "x": "y", "gain": "final_norm", "eps": 1e-5, "out": product["out"], "accumulate": True}
+        body.insert(body.index(product) + 1, added)
+        program["values"]["y"] = program["values"][product["out"]]
+        product |= {"out": "y", "accumulate": False}
+
+    width = Pack(pack).program["body"][3]["head_dim"]
+    rng = np.random.default_rng(8)
+    gains = {name: (1 + 0.3 * rng.normal(size=width)).astype(np.float32) for name in ("q gain", "k gain")}
+    described = {name: {"encoding": "f32", "shape": [width], "slices": [1]} for name in gains}
+    change_shard(pack, lambda arrays: arrays.update({f"{name}.data.0": gain for name, gain in gains.items()}))
+    change_manifest(pack, lambda manifest: manifest["tensors"].update(described))
+    change_program(pack, operations)
 
 
 def model_jobs(packs: dict[str, Path]) -> Jobs:

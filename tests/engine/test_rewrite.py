@@ -33,6 +33,11 @@ def questions(program: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for refused in ("merge_linear", "norm_linear", "glu_linear", "rope_attention", "attention_merge"):
         yield question(body, later, refused=[refused])
     yield question(body, [{"op": "quantize", "x": "attn_out", "out": "h"}])
+    gained = {"q_gain": "g", "k_gain": "g", "eps": 1e-6, "window": 9, "accumulate": True}
+    fields = {"rope_append": ("q_gain", "k_gain", "eps"), "attention": ("window",), "norm": ("accumulate",)}
+    for most in (256, 512):
+        more = [op | {name: gained[name] for name in fields.get(op["op"], ())} for op in body]
+        yield question(more, later, keys=most)
     for section in ("logits", "greedy", "random"):
         yield question(program[section], [])
     rng = random.Random(7)

@@ -2,7 +2,8 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { pieces } from '../../web/engine/memory.js';
-import { checkPack, expectedKeys } from '../../web/engine/pack.js';
+import { checkPack } from '../../web/engine/pack.js';
+import { expectedKeys } from '../../web/engine/tensor_layout.js';
 import { FakeLoader } from './fake_gpu.mjs';
 import { contract, fails, goodPack, noise, safetensors } from './helpers.mjs';
 
@@ -51,6 +52,9 @@ function mixedPack() {
     rows: { encoding: 'ternary', shape: [70, 40], scale: 'row', slices: [1, 69] },
     q8: { encoding: 'q8', shape: [131, 33], slices: [131] },
     q4: { encoding: 'q4', shape: [130, 33], slices: [65, 65] },
+    q4a: { encoding: 'q4a', shape: [131, 65], slices: [1, 130] },
+    nvfp4: { encoding: 'nvfp4', shape: [131, 33], slices: [67, 64] },
+    mxfp4: { encoding: 'mxfp4', shape: [131, 65], slices: [131] },
     f16: { encoding: 'f16', shape: [130, 6], slices: [130] },
     f32: { encoding: 'f32', shape: [5, 6], slices: [5] },
     gain: { encoding: 'f32', shape: [7], slices: [1] },
@@ -89,9 +93,12 @@ function checkWeights(weights, loader, pack, content) {
       );
       if (!scales) return;
       const one = scales.length / shape[0];
+      const own = encoding === 'nvfp4' ? all('tensor_scale') : Buffer.alloc(0);
+      const used = own.length + rows * one;
+      assert.equal(scaleBuffer.bytes.byteLength, Math.ceil(used / 4) * 4, `${name} scales ${index}`);
       assert.deepEqual(
-        Buffer.from(scaleBuffer.bytes).subarray(0, rows * one),
-        scales.subarray(row * one, (row + rows) * one),
+        Buffer.from(scaleBuffer.bytes).subarray(0, used),
+        Buffer.concat([own, scales.subarray(row * one, (row + rows) * one)]),
         `${name} scales ${index}`,
       );
     });
@@ -185,6 +192,13 @@ test('infinite and NaN scales and vectors are refused', async () => {
     ['parts.scale', 3, 0xff],
     ['odd.scale.0', 1, 0x7c],
     ['q8.scale.0', 5, 0xfc],
+    ['q4a.scale.1', 5, 0x7c],
+    ['nvfp4.scale.0', 4, 0x7f],
+    ['nvfp4.scale.1', 4, 0x80],
+    ['mxfp4.scale.0', 4, 0xff],
+    ['mxfp4.scale.0', 4, 253],
+    // Finite, but not 448 times six of it.
+    ['nvfp4.tensor_scale', 3, 0x7d],
   ]) {
     const content = contentOf(pack);
     content.get(key)[at] = byte;

@@ -144,6 +144,34 @@ def test_the_forms_make_one_model(tmp_path: Path) -> None:
                 np.testing.assert_allclose(tensor.scales, packs["multiply"][name].scales, rtol=3 * 2**-23)
 
 
+def test_1bitllm_has_other_names_for_the_same_model(tmp_path: Path) -> None:
+    """Masters of ``model_type: llama`` with ``weight_bits`` and ``input_bits``, as in 1bitLLM/bitnet_b1_58-3B."""
+    config = tiny_config("bitnet", **SIZES)
+    names = {"attn_sub_norm": "inner_attn_ln", "ffn_sub_norm": "ffn_layernorm"}
+    renamed = {}
+    for name, array in master_tensors(config).items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        renamed[name] = array
+    other = {**config, "model_type": "llama", "weight_bits": 1, "input_bits": 8}
+    export(write_folder(tmp_path / "other", other, renamed), tmp_path / "two", ExportOptions())
+    export(bitnet_folder(tmp_path / "online", "online"), tmp_path / "one", ExportOptions())
+    one, two = Pack(tmp_path / "one"), Pack(tmp_path / "two")
+    assert one.manifest["shards"] == two.manifest["shards"] and one.program == two.program
+    assert two.manifest["family"] == "bitnet" and two.manifest["activations"] == "a8"
+
+
+def test_an_embedding_that_happens_to_be_ternary_stays_a_float_product(tmp_path: Path) -> None:
+    """BitNet's layers do not convert the head, so its inputs must not be rounded to 8 bits."""
+    config = tiny_config("bitnet", **SIZES)
+    tensors = master_tensors(config)
+    tensors["model.embed_tokens.weight"] = np.sign(tensors["model.embed_tokens.weight"]) / 4
+    quantization = {"quant_method": "bitnet", **FORMS["online"]}
+    source = write_folder(tmp_path / "checkpoint", {**config, "quantization_config": quantization}, tensors)
+    pack = Pack(export(source, tmp_path / "pack", ExportOptions()).path)
+    assert pack.entries["embed"].encoding == "q8" and pack.program["logits"][1]["x"] == "last"
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 30, 33])
 def test_packed_rows_need_be_no_multiple_of_four(rows: int) -> None:
     trits = np.random.default_rng(rows).integers(-1, 2, size=(rows, 13)).astype(np.int8)

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from packer.checkpoints import open_checkpoint
+from packer.eval_source import subject_of_checkpoint
 from packer.export import ExportOptions, export
 from packer.pack import Pack
 from shaders.interpreter import ReferenceModel
 from shaders.reference import dequantize
 from tests.support.checkpoints import IM_END, change_json
+from tests.support.families import BONSAI, FAMILY_CASES, GEMMA3, QWEN_WINDOW
 from tests.support.numerics import relative_to_range
 from tests.support.transformers_models import load_model, load_tensors, logits, random_model, save_model
 
@@ -38,6 +41,8 @@ ROPE_LLAMA3 = {
     "rope_theta": 500000.0,
     "original_max_position_embeddings": 32,
 }
+
+GEMMA3_SCALING = {"rope_type": "linear", "factor": 4.0}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bitnet silu": ("bitnet", {}),
@@ -66,6 +71,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama llama3": ("llama", {"rope_parameters": ROPE_LLAMA3}),
     "llama yarn": ("llama", {"rope_parameters": ROPE_YARN}),
     "bitnet yarn": ("bitnet", {"rope_parameters": {**ROPE_YARN, "beta_fast": 8.0, "beta_slow": 2.0}}),
+    **{f"{name} window": case for name, case in FAMILY_CASES.items()},
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral untied": ("mistral", {"sliding_window": 1, "tie_word_embeddings": False}),
+    "qwen2": ("qwen2", {"sliding_window": 5}),  # which counts only with use_sliding_window
+    "qwen2 types": ("qwen2", {**QWEN_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
+    "qwen2 yarn": ("qwen2", {"rope_parameters": ROPE_YARN}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": False}),
+    "qwen3 bias": ("qwen3", {"attention_bias": True, "head_dim": 20}),
+    "qwen3 eps": ("qwen3", {"rms_norm_eps": 0.1}),
+    "gemma3 scaling": (
+        "gemma3_text",
+        {**GEMMA3, "rope_theta": 777.0, "rope_local_base_freq": 55.0, "rope_scaling": GEMMA3_SCALING},
+    ),
+    "gemma3 pattern": ("gemma3_text", {**GEMMA3, "layer_types": ..., "sliding_window_pattern": 2}),
+    "gemma3 one in six": ("gemma3_text", {**GEMMA3, "layer_types": ..., "num_hidden_layers": 6}),
+    "gemma3 untied": ("gemma3_text", {**GEMMA3, "tie_word_embeddings": False, "attention_bias": True}),
+    "gemma3 eps": ("gemma3_text", {**GEMMA3, "rms_norm_eps": 0.1}),
 }
 
 
@@ -89,6 +111,16 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert relative_to_range(reference_logits(pack.path, IDS), logits(model, IDS)) < 1e-4
 
 
+@pytest.mark.parametrize("name", [*FAMILY_CASES, "bonsai"])
+def test_a_source_is_measured_as_the_model_that_it_is(name: str, tmp_path: Path) -> None:
+    """``eval`` and ``--compensate`` run the checkpoint itself: here its program with its own weights."""
+    family, changes = FAMILY_CASES.get(name, ("qwen3", BONSAI))
+    model = random_model(family, **changes)
+    source = subject_of_checkpoint(open_checkpoint(save_model(model, tmp_path / "checkpoint")))
+    found = ReferenceModel(source.program, source.tensors, capacity=len(IDS)).step(IDS, rows=len(IDS))
+    assert relative_to_range(found, logits(model, IDS)) < 1e-4
+
+
 def test_steps_of_any_length_give_the_same_logits(tmp_path: Path) -> None:
     export(save_model(random_model("bitnet"), tmp_path / "checkpoint"), tmp_path / "pack", FLOAT)
     whole = reference_logits(tmp_path / "pack", IDS)
@@ -104,6 +136,14 @@ def test_steps_of_any_length_give_the_same_logits(tmp_path: Path) -> None:
         ("llama llama3", {"rope_parameters": {**ROPE_LLAMA3, "factor": 4.0}}),
         ("llama linear", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
         ("llama eps", {"rms_norm_eps": 1e-5}),
+        ("qwen3 eps", {"rms_norm_eps": 1e-5}),
+        ("mistral window", {"sliding_window": 10}),
+        ("qwen2 window", {"use_sliding_window": False, "layer_types": ...}),
+        ("qwen3 window", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("gemma3 window", {"sliding_window": 9}),
+        ("gemma3 window", {"query_pre_attn_scalar": 12}),
+        ("gemma3 scaling", {"rope_parameters": ..., "rope_scaling": None}),
+        ("gemma3 eps", {"rms_norm_eps": 1e-6}),
         ("llama multi-head", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 24}),
     ],
 )
@@ -129,7 +169,7 @@ def test_quantized_linears_compute_with_their_decoded_weights(linears: str, tmp_
     }
     load_tensors(model, dense)
     folder = save_model(model, tmp_path / "checkpoint")
-    export(folder, tmp_path / "pack", ExportOptions(linears=linears, embedding="q8"))
+    export(folder, tmp_path / "pack", ExportOptions(keep=(f"layers.*={linears}",), embedding="q8"))
     pack = Pack(tmp_path / "pack")
     assert {entry.encoding for name, entry in pack.entries.items() if ".qkv" in name} >= {linears}
     assert relative_to_range(reference_logits(pack.path, IDS), logits(model, IDS)) > 1e-4  # they did change

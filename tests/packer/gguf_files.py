@@ -176,17 +176,24 @@ def write_bitnet(path: Path, architecture: str, *, norms: bool = True, **fields:
     return write_model(path, [Q.TQ2_0], architecture=architecture, change=change)
 
 
-def write_foreign(path: Path, tensors: Mapping[str, tuple[np.ndarray, int, tuple[int, int]]], **options: Any) -> Path:
+def write_foreign(
+    path: Path,
+    tensors: Mapping[str, tuple[np.ndarray, int, tuple[int, int]]],
+    change: Change | None = None,
+    **options: Any,
+) -> Path:
     """The small model with tensors of types that the gguf package may not know: name -> (bytes, type, shape).
 
     Written as bytes, of which the head then says something else. Options: those of ``write_model``.
     """
 
-    def change(_fields: dict[str, Any], found: dict) -> None:
+    def put(fields: dict[str, Any], found: dict) -> None:
+        if change is not None:
+            change(fields, found)
         for name, (data, _, _) in tensors.items():
             found[name] = (data.reshape(1, -1).view(np.int8), Q.I8)
 
-    write_model(path, change=change, **options)
+    write_model(path, change=put, **options)
     whole = bytearray(path.read_bytes())
     for name, (data, kind, (rows, columns)) in tensors.items():
         title = struct.pack("<Q", len(name)) + name.encode()

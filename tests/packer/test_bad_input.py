@@ -191,7 +191,7 @@ FAULTS: dict[str, tuple[Change, tuple[str, ...]]] = {
         tensors(lambda found: found.update({Q.replace("q_proj", "q_norm"): np.ones(12, F32)})), ("q_norm", "place")),
     "layers beyond the config": (config(num_hidden_layers=1), ("model.layers.1", "place")),
     "sub-norms in a llama": (config(model_type="llama"), ("sub_norm", "llama")),
-    "not ternary": (element(Q, (0, 0), 0.123), (Q, "not ternary", "--linears q8", "--linears q4")),
+    "not ternary": (element(Q, (0, 0), 0.123), (Q, "not ternary", "--policy q8", "--keep 'layers.*=q4'")),
     # BitNet
     "packed without a word": (packed(None), (Q, "packed", "quantization_config")),
     "packed, said online": (packed(ONLINE), (Q, "packed")),
@@ -307,7 +307,7 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
     [
         (("--activations", "a4"), ("--activations", "a4")),
         (("--embedding", "q2"), ("--embedding", "q2")),
-        (("--linears", "f16"), ("--linears", "f16")),
+        (("--policy", "f16"), ("--policy", "f16")),
         (("--shard-size", "0"), ("--shard-size",)),
         (("--shard-size", "64"), ("--shard-size",)),
         (("--shard-size", "big"), ("--shard-size",)),
@@ -332,7 +332,7 @@ def test_integer_activations_need_something_ternary(activations: str, model: Pat
         for name, array in load_file(model / SINGLE).items()
     }
     save_file({name: array.astype(np.float32) for name, array in arrays.items()}, model / SINGLE)
-    options = ("--linears", "q8", "--activations", activations)
+    options = ("--policy", "q8", "--activations", activations)
     refused(model, f"--activations {activations}", "ternary", options=options)
 
 

@@ -20,7 +20,7 @@ from shaders.interpreter import ReferenceModel
 from shaders.sampling import Sampling, sample
 from tests.support.checkpoints import IM_END, change_json
 from tests.support.cli import ROOT, CliResult, one_error, run_cli, start_cli
-from tests.support.packs import change_manifest, change_shard, relist, tiny_pack
+from tests.support.packs import change_manifest, change_shard, recode, relist, tiny_pack
 from tests.support.real import real_pack
 
 REFERENCE = ("--backend", "reference")
@@ -89,9 +89,35 @@ def test_inspect_gives_json(pack: Path) -> None:
         assert facts[field] == manifest[field]
     assert facts["bytes"] + (pack / "pack.json").stat().st_size == sum(file.stat().st_size for file in pack.iterdir())
     assert facts["encodings"] == {"q8": 1, "f32": 9, "ternary": 8}
+    # 72 and 100 columns: 16 and 20 bytes a row, and a scale of 4 bytes a linear; 3 groups of 34 bytes a row of q8.
+    data = 2 * (16 * (120 + 72 + 200) + 20 * 72 + 4 * (3 + 1 + 2 + 1))
+    weights = 2 * 72 * (120 + 72 + 200 + 100)
+    assert facts["encoding_bits"] == {
+        "ternary": round(8 * data / weights, 4),
+        "q8": round(8 * 3 * 34 / 72, 4),
+        "f32": 32,
+    }
     assert facts["operations"]["linear"] == 9
     assert facts["tensors"]["layers.0.qkv"]["shape"] == [120, 72]
     assert "chunks" not in json.dumps(facts)
+
+
+def test_inspect_shows_bits_of_each_encoding_and_what_is_exact(tmp_path: Path) -> None:
+    pack = tiny_pack(tmp_path, "llama", options=ExportOptions(activations="f32"), tie_word_embeddings=False)
+    for name, encoding in {"embed": "q4a", "lm_head": "nvfp4", "layers.0.qkv": "mxfp4"}.items():
+        recode(pack, name, encoding)
+    facts = json.loads(run_cli("inspect", pack, "--json").out)
+    # Three groups of 32 hold the 72 columns, five of 16 have scales.
+    assert {name: facts["encoding_bits"][name] for name in ("q4a", "nvfp4", "mxfp4")} == {
+        "q4a": round(8 * 3 * 20 / 72, 4),
+        "nvfp4": round(8 * (3 * 16 + 5 + 4 / 272) / 72, 4),
+        "mxfp4": round(8 * 3 * 17 / 72, 4),
+    }
+    text = " ".join(run_cli("inspect", pack).out.split())
+    for words in ("1 q4a of 6.67 bits", "1 nvfp4 of 5.89 bits", "1 mxfp4 of 5.67 bits", "14 of 14 exactly"):
+        assert words in text
+    change_manifest(pack, lambda manifest: manifest.pop("linears"))
+    assert "exactly" not in run_cli("inspect", pack).out
 
 
 def test_names_are_no_markup(tmp_path: Path) -> None:

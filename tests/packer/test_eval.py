@@ -46,7 +46,7 @@ def float_checkpoint(folder: Path, noise: float = 0.02) -> Path:
 def lossy(tmp_path: Path) -> tuple[Path, Path]:
     """(checkpoint, pack of it in q4)."""
     source = float_checkpoint(tmp_path / "checkpoint")
-    export(source, tmp_path / "pack", ExportOptions(linears="q4"))
+    export(source, tmp_path / "pack", ExportOptions(keep=("layers.*=q4",)))
     return source, tmp_path / "pack"
 
 
@@ -256,7 +256,7 @@ def test_the_command_writes_report_page_and_grade(tmp_path: Path, lossy: tuple[P
 
 def test_names_in_the_page_are_text(tmp_path: Path) -> None:
     source = float_checkpoint(tmp_path / "<i>source&")
-    export(source, tmp_path / "pack", ExportOptions(linears="q8", name="<script>alert(1)</script>"))
+    export(source, tmp_path / "pack", ExportOptions(policy="q8", name="<script>alert(1)</script>"))
     assert run_cli("eval", tmp_path / "pack", "--against", source, "--backend", "numpy", "--tokens", 40).status == 0
     page = (tmp_path / "pack" / "report.html").read_text(encoding="utf-8")
     assert "<script" not in page and "&lt;script&gt;" in page and "<i>source" not in page
@@ -284,23 +284,23 @@ def test_export_refuses_a_broken_pack_unless_that_is_wanted(tmp_path: Path, monk
         codes, scales = encodings.encode_q8(values)
         return np.random.default_rng(2).permutation(codes), scales
 
-    good = run_cli("export", source, "--out", tmp_path / "good", "--linears", "q8")
+    good = run_cli("export", source, "--out", tmp_path / "good", "--policy", "q8")
     assert good.status == 0 and Pack(tmp_path / "good").manifest["grade"] == "good", good.err
-    unmeasured = run_cli("export", source, "--out", tmp_path / "unmeasured", "--linears", "q8", "--no-eval")
+    unmeasured = run_cli("export", source, "--out", tmp_path / "unmeasured", "--policy", "q8", "--no-eval")
     assert unmeasured.status == 0 and Pack(tmp_path / "unmeasured").manifest["grade"] is None
 
     real = tensors.TensorEncoder._encode
 
-    def encode(self: Any, matrix: Any, values: np.ndarray, encoding: str) -> Any:
+    def encode(self: Any, matrix: Any, values: np.ndarray, encoding: str, tensor_scale: Any) -> Any:
         if encoding == "q8" and not matrix.is_embedding:
             return ruined(values)
-        return real(self, matrix, values, encoding)
+        return real(self, matrix, values, encoding, tensor_scale)
 
     monkeypatch.setattr(tensors.TensorEncoder, "_encode", encode)
-    refused = run_cli("export", source, "--out", tmp_path / "pack", "--linears", "q8")
+    refused = run_cli("export", source, "--out", tmp_path / "pack", "--policy", "q8")
     one_error(refused, "BROKEN", "--accept-damage", tmp_path / "pack")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["checkpoint", "good", "unmeasured"]
-    accepted = run_cli("export", source, "--out", tmp_path / "pack", "--linears", "q8", "--accept-damage")
+    accepted = run_cli("export", source, "--out", tmp_path / "pack", "--policy", "q8", "--accept-damage")
     assert accepted.status == 0 and "BROKEN" in accepted.out, accepted.err
     pack = Pack(tmp_path / "pack")
     pack.verify()
@@ -318,8 +318,8 @@ def test_exact_packs_are_exported_without_an_evaluation(tmp_path: Path, monkeypa
 
 def test_packs_are_ranked_by_damage_and_unmeasured_ones_come_last(tmp_path: Path) -> None:
     source = float_checkpoint(tmp_path / "checkpoint")
-    for name, linears in (("a-broken", "q4"), ("b-q4", "q4"), ("c-q8", "q8"), ("d-unmeasured", "q8")):
-        export(source, tmp_path / name, ExportOptions(linears=linears, name=name))
+    for name, encoding in (("a-broken", "q4"), ("b-q4", "q4"), ("c-q8", "q8"), ("d-unmeasured", "q8")):
+        export(source, tmp_path / name, ExportOptions(keep=(f"layers.*={encoding}",), name=name))
     damage(tmp_path / "a-broken")
     for name in ("a-broken", "b-q4", "c-q8"):
         run_cli("eval", tmp_path / name, "--against", source, "--backend", "numpy", "--tokens", 60, "--sums", 0)

@@ -45,7 +45,7 @@ def only(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "options", [ExportOptions(), ExportOptions(linears="q4", embedding="q4", shard_mib=1)], ids=str
+    "options", [ExportOptions(), ExportOptions(keep=("layers.*=q4",), embedding="q4", shard_mib=1)], ids=str
 )
 def test_the_same_source_gives_the_same_bytes(options: ExportOptions, tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "model")
@@ -60,7 +60,7 @@ def test_a_gguf_file_gives_the_same_bytes(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         source = write_model(tmp_path / folder / "model.gguf", [Q.TQ2_0, Q.Q8_0])
-        export(source, tmp_path / folder / "pack", ExportOptions(linears="q8"))
+        export(source, tmp_path / folder / "pack", ExportOptions(policy="q8"))
         Pack(tmp_path / folder / "pack").verify()
     assert contents(tmp_path / "a" / "pack") == contents(tmp_path / "b" / "pack")
     assert Pack(tmp_path / "a" / "pack").manifest["name"] == "model"  # the file's name without its suffix
@@ -76,7 +76,7 @@ def test_shards_of_the_source_do_not_matter(tmp_path: Path) -> None:
             assert single[name] == sharded[name], name
 
 
-@pytest.mark.parametrize("embedding", ["q8", "q4", "f16"])
+@pytest.mark.parametrize("embedding", ["q8", "q4", "nvfp4", "f16"])
 @pytest.mark.parametrize("columns", [1024, 1023])
 def test_large_tensors_are_cut_into_slices_and_shards(embedding: str, columns: int, tmp_path: Path) -> None:
     changes = {"vocab_size": 3000, "hidden_size": columns, "num_hidden_layers": 1, "intermediate_size": 1700}
@@ -98,6 +98,7 @@ def test_large_tensors_are_cut_into_slices_and_shards(embedding: str, columns: i
     for name, tensor in pack.tensors().items():
         np.testing.assert_array_equal(tensor.data, whole.tensor(name).data)
         np.testing.assert_array_equal(tensor.scales, whole.tensor(name).scales)
+        assert tensor.tensor_scale == whole.tensor(name).tensor_scale
 
 
 def test_tensors_come_in_the_order_of_first_use(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_the_summary_says_what_is_exact(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.down_proj.weight"
     tensors[name] = np.random.default_rng(0).standard_normal(tensors[name].shape).astype(np.float32)
     source = write_folder(tmp_path / "model", config, tensors)
-    result = run_cli("export", source, "--out", tmp_path / "pack", "--linears", "q8")
+    result = run_cli("export", source, "--out", tmp_path / "pack", "--policy", "q8")
     assert (
         "20 of 21 linears are exactly the checkpoint's ternary weights; embedding q8: an approximation; "
         "1 of them in q8: an approximation" in " ".join(result.out.split())
@@ -266,7 +267,7 @@ def test_a_matrix_that_is_ternary_in_part_takes_the_encoding_of_the_rest(tmp_pat
     tensors = tiny_tensors(config)
     name = "model.layers.0.self_attn.k_proj.weight"
     tensors[name] = np.random.default_rng(0).standard_normal(tensors[name].shape).astype(np.float32)
-    export(write_folder(tmp_path / "model", config, tensors), tmp_path / "pack", ExportOptions(linears="q8"))
+    export(write_folder(tmp_path / "model", config, tensors), tmp_path / "pack", ExportOptions(policy="q8"))
     pack = Pack(tmp_path / "pack")
     assert pack.entries["layers.0.qkv"].encoding == "q8" and pack.entries["layers.1.qkv"].encoding == "ternary"
     found = dequantize(pack.tensor("layers.0.qkv"))
@@ -531,7 +532,7 @@ def test_memory_stays_below_twice_the_largest_tensor_and_300_mib(
             tmp_path / "model",
             "--out",
             tmp_path / "pack",
-            "--linears",
+            "--policy",
             "q8",
             "--no-eval",
         ],

@@ -186,8 +186,8 @@ def test_missing_fields_are_named(tmp_path: Path, name: str) -> None:
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "granite", "LLaMA2"])
+@pytest.mark.parametrize("architecture", ["qwen3moe", "granite", "gemma2", "LLaMA2"])
 def test_other_architectures_are_refused(tmp_path: Path, architecture: str) -> None:
     path = write_model(tmp_path / "model.gguf", architecture=architecture)
-    with pytest.raises(CheckpointError, match=rf"'{architecture}'.*bitnet-b1\.58, llama"):
+    with pytest.raises(CheckpointError, match=rf"'{architecture}'.*bitnet-b1\.58, gemma3, llama, qwen2, qwen3"):
         open_gguf(path)

@@ -224,7 +224,7 @@ def test_what_is_written_wrong_is_no_pack(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(encodings, "encode_trits", faulty)
     with pytest.raises(CheckpointError, match=r"down_proj.*what was written is not what"):
-        export(path, tmp_path / "pack", ExportOptions(linears="q8"))
+        export(path, tmp_path / "pack", ExportOptions(policy="q8"))
     assert not (tmp_path / "pack").exists()
 
 
@@ -253,11 +253,11 @@ def test_faults_of_i2_s(tmp_path: Path) -> None:
         bad = good.copy()
         bad[-32:-28] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
         path = write_foreign(tmp_path / f"scale{index}.gguf", {DOWN: (bad, formats.I2_S, trits.shape)})
-        one_error(run_cli("export", path, "--out", tmp_path / "pack", "--linears", "q8"), "ffn_down", "scale")
+        one_error(run_cli("export", path, "--out", tmp_path / "pack", "--policy", "q8"), "ffn_down", "scale")
     bad = good.copy()
     bad[100] |= 3
     path = write_foreign(tmp_path / "code.gguf", {DOWN: (bad, formats.I2_S, trits.shape)})
-    one_error(run_cli("export", path, "--out", tmp_path / "pack", "--linears", "q8"), "ffn_down", "code of 3")
+    one_error(run_cli("export", path, "--out", tmp_path / "pack", "--policy", "q8"), "ffn_down", "code of 3")
     short = write_foreign(tmp_path / "short.gguf", {DOWN: (good[:-64], formats.I2_S, trits.shape)})
     one_error(run_cli("export", short, "--out", tmp_path / "pack"), DOWN, "I2_S (36)")
     assert not (tmp_path / "pack").exists()

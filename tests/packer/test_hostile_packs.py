@@ -20,11 +20,12 @@ from packer.export import ExportOptions
 from packer.manifest import _FIELDS, CHUNK_BYTES, MAX_HEADER_BYTES, MAX_JSON_BYTES, MAX_SHARD_BYTES
 from packer.pack import Pack
 from tests.support.cli import one_error, run_cli
-from tests.support.packs import change_bytes, change_manifest, change_program, change_shard, relist, tiny_pack
+from tests.support.packs import change_bytes, change_manifest, change_program, change_shard, recode, relist, tiny_pack
 
 FORMAT = (Path(packer.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
 SHARD = "weights-00001.safetensors"
 QKV, EMBED, GAIN = "layers.0.qkv", "embed", "layers.0.input_norm"
+LOW_BITS = ("q4a", "nvfp4", "mxfp4")
 
 Change = Callable[[Path], Any]
 
@@ -156,6 +157,20 @@ WRONG_VALUES: dict[str, list[Any]] = {
 NO_TRITS = sorted(set(range(256)) - {-(-number * 256 // 243) for number in range(243)})  # the 13 that encode nothing
 BAD_NAMES = ["../x", "a/b", "a\\b", ".hidden", "", "x" * 101, "pack.json", "a b", "é", "a\n", "C:x", "/etc/passwd"]
 
+
+def coded(encoding: str, key: str, index: Any = None, value: Any = None) -> Change:
+    """Store the embedding in another encoding, then set one element of what it has, or without an index take it out."""
+
+    def change(pack: Path) -> None:
+        recode(pack, EMBED, encoding)
+        if index is not None:
+            put(f"{EMBED}.{key}", index, value)(pack)
+        else:
+            arrays(lambda found: found.pop(f"{EMBED}.{key}"))(pack)
+
+    return change
+
+
 CASES: dict[str, list[tuple[str, Change]]] = {
     "path": [
         *((f"file {name!r}", manifest("files", name, to={"bytes": 1, "sha256": "0" * 64})) for name in BAD_NAMES),
@@ -272,9 +287,13 @@ CASES: dict[str, list[tuple[str, Change]]] = {
         ("in two shards", second_shard),
         ("no shards", manifest("shards", to=[])),
         ("sliced otherwise", manifest("tensors", QKV, "slices", to=[60, 60])),
+        ("q4a with the scales of q4", manifest("tensors", EMBED, "encoding", to="q4a")),
+        ("mxfp4 with the scales of q4", manifest("tensors", EMBED, "encoding", to="mxfp4")),
+        ("nvfp4 without its own scale", coded("nvfp4", "tensor_scale")),
     ],
     "extra": [
         ("key", arrays(lambda found: found.update(surprise=np.zeros(1, np.float32)))),
+        ("own scale of q4", arrays(lambda found: found.update({f"{EMBED}.tensor_scale": np.ones(1, np.float32)}))),
         ("scale of a vector", arrays(lambda found: found.update({f"{GAIN}.scale": np.zeros(1, np.float32)}))),
     ],
     "trits": [
@@ -288,11 +307,17 @@ CASES: dict[str, list[tuple[str, Change]]] = {
         ("trits in whole bytes", put(f"{QKV}.data.0", (5, 15), 0)),
         ("nibbles", put(f"{EMBED}.data.0", (0, 36), 0x80)),  # columns 72 and 73
         ("the last nibble", put(f"{EMBED}.data.0", (-1, -1), 0x98)),
+        *((f"nibbles of {encoding}", coded(encoding, "data.0", (0, 36), 0x80)) for encoding in LOW_BITS),
+        *((f"the last nibble of {encoding}", coded(encoding, "data.0", (-1, -1), 0x10)) for encoding in LOW_BITS),
     ],
     "finite": [
         ("a gain", put(f"{GAIN}.data.0", 0, np.nan)),
         ("a scale of a part", put(f"{QKV}.scale", 2, np.inf)),
         ("a scale of a group", put(f"{EMBED}.scale.0", (271, 2), np.nan)),
+        ("a minimum", coded("q4a", "scale.0", (271, 5), np.inf)),
+        *((f"E4M3 scale {code}", coded("nvfp4", "scale.0", (271, 4), code)) for code in (127, 128, 255)),
+        *((f"E8M0 scale {code}", coded("mxfp4", "scale.0", (271, 2), code)) for code in (253, 255)),
+        *((f"own scale {value}", coded("nvfp4", "tensor_scale", 0, value)) for value in (np.nan, -np.inf, 2e35)),
     ],
     "shard-size": [("listed", manifest("shards", 0, "bytes", to=MAX_SHARD_BYTES + 1))],
     "header-size": [
@@ -320,6 +345,10 @@ CASES: dict[str, list[tuple[str, Change]]] = {
     "ops-version": [("newer", program(lambda found: found.update(ops_version=2)))],
     "operation": [
         ("unknown", program(lambda found: found["body"].insert(1, {"op": "convolve"}))),
+        ("q_gain alone", program(lambda found: found["body"][3].update(q_gain=GAIN))),
+        ("negative window", program(lambda found: found["body"][4].update(window=-1))),
+        ("integers are accumulated", program(
+            lambda found: found["body"].insert(2, {**found["body"][1], "accumulate": True}))),
         ("empty program", raw("program.json", b'{"ops_version": 1}')),
     ],
     "reference": [
@@ -386,6 +415,13 @@ def test_unknown_fields_are_ignored(whole: Path, tmp_path: Path) -> None:
     change_manifest(tmp_path / "pack", lambda found: found.update(new=1))
     change_manifest(tmp_path / "pack", lambda found: found["tensors"][QKV].update(new=1))
     change_program(tmp_path / "pack", lambda found: (found.update(new=1), found["body"][0].update(new=1)))
+    Pack(tmp_path / "pack").verify()
+
+
+@pytest.mark.parametrize("encoding", LOW_BITS)
+def test_what_hostile_packs_are_made_of_is_sound(encoding: str, whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "pack")
+    recode(tmp_path / "pack", EMBED, encoding)
     Pack(tmp_path / "pack").verify()
 
 

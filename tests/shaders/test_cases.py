@@ -24,7 +24,7 @@ def test_names_are_unique() -> None:
 
 
 #: Symbols that are 0 or 1 in overrides; all others that are no words are sizes.
-SWITCHES = ("has_gain", "has_bias", "accumulate", "last_rows")
+SWITCHES = ("has_gain", "has_bias", "has_q_gain", "accumulate", "last_rows")
 
 
 def used_constants(names: set[str]) -> dict[str, set[float]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from packer import encodings
-from packer.manifest import ENCODINGS, SCALE_KINDS, data_layout
+from packer.manifest import ENCODINGS, SCALE_KINDS, TensorEntry, data_layout, scale_layout
 from shaders import contract
 from shaders.contract import ContractError, Kernel, document, evaluate, kernels, select
 
@@ -81,13 +81,14 @@ LIMITS = {"gpu", "most_keys"}
 def fields(spec: Mapping[str, Any]) -> set[str]:
     """All fields that an operation may have."""
     kinds = ("reads", "writes", "weights", "vectors", "optional_vectors", "caches", "tables", "integers", "numbers")
-    return {field for kind in (*kinds, "strings", "flags") for field in spec.get(kind, ())}
+    return {field for kind in (*kinds, "optional_integers", "strings", "flags") for field in spec.get(kind, ())}
 
 
 def optional(spec: Mapping[str, Any]) -> set[str]:
     """Fields that an operation may lack."""
     defaults = {name for name, default in spec.get("numbers", {}).items() if default is not None}
-    return {*spec.get("optional_vectors", ()), *spec.get("flags", ()), *defaults}
+    lists = ("optional_vectors", "optional_integers", "flags")
+    return {*(field for kind in lists for field in spec.get(kind, ())), *defaults}
 
 
 def test_tiles_are_kernels_of_their_own() -> None:
@@ -141,8 +142,19 @@ def test_disk_blocks_are_those_of_packs(encoding: str, columns: int) -> None:
 
 
 def test_groups_of_scales_are_those_of_packs() -> None:
-    for encoding in ("q8", "q4"):
-        assert contract.encoding(encoding)["block"] == encodings.GROUP
+    for encoding in ("q8", "q4", "q4a", "mxfp4"):
+        assert contract.encoding(encoding)["group"] == encodings.GROUP
+
+
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if contract.encoding(name)["scale_bytes"]])
+@pytest.mark.parametrize("columns", [1, 16, 17, 33, 576])
+def test_scale_bytes_are_those_of_packs(encoding: str, columns: int) -> None:
+    block = contract.encoding(encoding)
+    group = block["group"] or 64
+    dtype, width = scale_layout(encoding, columns, group)
+    assert width * {"U8": 1, "F16": 2}[dtype] == contract.quotient_up(columns, group) * block["scale_bytes"]
+    entry = TensorEntry("w", encoding, (3, columns), "group" if encoding == "ternary" else None, (), group, (3,))
+    assert ("w.tensor_scale" in entry.keys()) == bool(block.get("tensor_scale"))  # noqa: SIM118 (a method)
 
 
 def test_the_first_kernel_that_fits_is_chosen() -> None:

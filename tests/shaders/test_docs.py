@@ -11,7 +11,7 @@ from shaders import contract
 
 README = (Path(contract.__file__).parent / "README.md").read_text(encoding="utf-8")
 OPS = contract.document()["ops"]
-LISTS = ("vectors", "optional_vectors", "weights", "integers", "flags", "caches", "tables")
+LISTS = ("vectors", "optional_vectors", "weights", "integers", "optional_integers", "flags", "caches", "tables")
 
 
 def row_of(name: str, table: list[str]) -> str:
@@ -74,7 +74,12 @@ def test_symbols() -> None:
         return {dim} if isinstance(dim, str) else set()
 
     own = {field for spec in OPS.values() for part in ("numbers", "strings") for field in spec.get(part, {})}
-    own |= {field for spec in OPS.values() for part in ("integers", "flags") for field in spec.get(part, ())}
+    own |= {
+        field
+        for spec in OPS.values()
+        for part in ("integers", "optional_integers", "flags")
+        for field in spec.get(part, ())
+    }
     own |= {"activation", "WORKGROUP", "ROWS"}  # the dtype of a value, and tuned overrides
     changing = {symbol for kernel in contract.kernels() for symbol in kernel.when} | {"KEYS"}
     assert [symbol for symbol in changing - own if not re.search(rf"\b{symbol}\b", text)] == []

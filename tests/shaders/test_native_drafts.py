@@ -88,6 +88,19 @@ def test_guesses_change_no_token(model: NativeModel, options: Sampling, wrong: i
     assert max(accepted for _, accepted in source.settled) == {1: 0, 3: 2, 5: 4, 1000: 7}[wrong]
 
 
+def test_guesses_with_norms_of_heads_and_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_device(), "software", False)
+    options = {"head_norms": True, "window": 5, "post_norms": True}
+    description, tensors = tiny_model("a16", shape=Shape(hidden=64, head_dim=16, layers=1), **options)
+    with NativeModel(description, tensors, capacity=CAPACITY, speculate="on") as native:
+        assert native.drafting.verifies
+        expected = answer(native, Sampling(), 70, "off")
+        source = Knowing([*PROMPT, *expected, 1, 2, 3, 4, 5, 6, 7], 5)
+        guessing(native, source)
+        assert answer(native, Sampling(), 70, "on") == expected
+        assert max(accepted for _, accepted in source.settled) == 4
+
+
 def test_real_guesses(model: NativeModel) -> None:
     expected = answer(model, Sampling(), 40, "off")
     assert answer(model, Sampling(), 40, "on") == expected

@@ -34,6 +34,7 @@ def whole() -> tuple[Program, Tensors]:
         else:
             tensors[tensor.name] = ("f32", (tensor.length,))
     program = bitnet.program({name: encoding for name, (encoding, _) in tensors.items()}, "a8")
+    tensors["heads"] = ("f32", (12,))
     program["values"]["again.a8"] = {"dtype": "a8", "shape": ["T", 72]}
     program["body"].insert(1, {"op": "quantize", "x": "h", "out": "again.a8"})
     return json.loads(json.dumps(program)), tensors
@@ -47,6 +48,15 @@ def test_a_whole_program_passes() -> None:
     program, tensors = whole()
     check(program, tensors)
     assert {op["op"] for _, _, op in operations(program)} == set(document()["ops"])
+
+
+def test_optional_fields_pass() -> None:
+    for window in (0, 1, 2**31 - 1):
+        program, tensors = whole()
+        edit("attention", window=window)(program, tensors)
+        edit("rope_append", q_gain="heads", k_gain="heads", eps=1e-6)(program, tensors)
+        add_norm(program, "attn_out")
+        check(program, tensors)
 
 
 def test_every_operation_has_its_checks_and_its_reference() -> None:
@@ -121,6 +131,11 @@ FAULTS: dict[str, list[tuple[str, Callable[[Program, Tensors], None]]]] = {
         ("unknown act", edit("glu", act="tanh")),
         ("act is a list", edit("glu", act=["silu"])),
         ("accumulate is 1", edit("linear", accumulate=1)),
+        ("integers are accumulated", lambda program, tensors: add_norm(program, "attn_in.a8")),
+        ("eps of heads is text", edit("rope_append", eps="0")),
+        ("q_gain alone", edit("rope_append", q_gain="heads")),
+        ("k_gain alone", edit("rope_append", k_gain="heads")),
+        *((f"window is {wrong!r}", edit("attention", window=wrong)) for wrong in (-1, 2**31, 4.0, "4", True, None)),
         ("value without dtype", put("values", "h", {"shape": ["T", 72]})),
         ("value of unknown dtype", put("values", "h", value(72, "f16"))),
         ("value of a dtype list", put("values", "h", value(72, ["f32"]))),
@@ -160,6 +175,8 @@ FAULTS: dict[str, list[tuple[str, Callable[[Program, Tensors], None]]]] = {
         ("no gain", edit("norm", gain=...)),
         ("unknown sub-norm", edit("glu", gain="nothing")),
         ("unknown bias", edit("linear", bias="nothing")),
+        ("unknown k_gain", edit("rope_append", q_gain="heads", k_gain="nothing")),
+        ("a norm added before written", lambda program, tensors: add_norm(program, "late")),
         ("unknown cache", edit("attention", k="k.9")),
         ("cache is null", edit("rope_append", v=None)),
         ("k and v are one cache", edit("rope_append", v="k.0")),
@@ -185,6 +202,8 @@ FAULTS: dict[str, list[tuple[str, Callable[[Program, Tensors], None]]]] = {
         ("bias length", tensor("layers.0.qkv.bias", "f32", 71)),
         ("glu columns", tensor("layers.0.ffn_sub_norm", "f32", 99)),
         ("glu of odd columns", put("values", "gate_up", value(199))),
+        ("length of gains of heads", edit("rope_append", q_gain="heads", k_gain="layers.0.input_norm")),
+        ("gain of heads is a matrix", edit("rope_append", q_gain="layers.0.qkv", k_gain="heads")),
         ("heads", edit("rope_append", heads=5)),
         ("heads no multiple", edit("attention", heads=7)),
         ("kv_heads", edit("rope_append", kv_heads=3)),
@@ -199,6 +218,13 @@ FAULTS: dict[str, list[tuple[str, Callable[[Program, Tensors], None]]]] = {
         ("logits of all rows", put("values", "logits", value(272, rows="T"))),
     ],
 }  # fmt: skip
+
+
+def add_norm(program: Program, out: str) -> None:
+    """A norm whose result is added to a value."""
+    program["values"].setdefault(out, value(72))
+    gained = {"op": "norm", "x": "h", "gain": "layers.0.input_norm", "eps": 1e-5, "out": out, "accumulate": True}
+    program["body"].append(gained)
 
 
 def different_logits(program: Program) -> None:

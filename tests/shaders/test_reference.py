@@ -290,22 +290,26 @@ def test_relu2_keeps_values_beyond_f16() -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
-@pytest.mark.parametrize("position", [0, 1, 9])
-def test_attention_is_torchs(heads: int, kv_heads: int, position: int) -> None:
+@pytest.mark.parametrize(("position", "window"), [(0, 0), (1, 0), (9, 0), (0, 1), (9, 3), (2, 4), (9, 100)])
+def test_attention_is_torchs(heads: int, kv_heads: int, position: int, window: int) -> None:
+    from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+
     tokens, width = 5, 16
     q = normal(tokens, heads, width)
     k, v = (
         normal(position + tokens, kv_heads, width, seed=1),
         normal(position + tokens, kv_heads, width, seed=2),
     )
-    mask = torch.ones(tokens, position + tokens, dtype=torch.bool).tril(position)
+    sees = sliding_window_causal_mask_function(window) if window else causal_mask_function
+    places = torch.arange(position, position + tokens)[:, None], torch.arange(position + tokens)[None]
+    mask = sees(torch.tensor(0), torch.tensor(0), *places)
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(torch.from_numpy(a.transpose(1, 0, 2)[None].astype(np.float64)) for a in (q, k, v)),
         attn_mask=mask,
         scale=0.3,
         enable_gqa=True,
     )
-    found = reference.attention(q, k, v, position, 0.3)
+    found = reference.attention(q, k, v, position, 0.3, window)
     np.testing.assert_allclose(found, expected[0].transpose(0, 1).reshape(tokens, -1).numpy(), atol=2e-6)
 
 

@@ -77,6 +77,25 @@ def test_a_value_that_is_read_later_is_made(ops: list[Any], inner: list[Any]) ->
         assert op["out"] in [one.get("out") for one in found], "an operation that adds to a value reads it"
 
 
+def test_a_norm_that_adds_is_left() -> None:
+    """What it adds to is read besides its inputs, and inner operations know nothing of it."""
+    for at, (ops, _) in enumerate(RULES):
+        adding = [{**op, "accumulate": True} if op["op"] == "norm" else op for op in ops]
+        assert all(op in made(adding) for op in adding if op["op"] == "norm"), IDS[at]
+    adding = [*CHAIN[:2], {**CHAIN[2], "accumulate": True}, LINEAR]
+    assert made(adding) == [PARTS, {"op": "attention_merge", **HEADS, "out": "o"}, *adding[2:]]
+
+
+def test_fields_of_heads_reach_the_inner_operations() -> None:
+    gains, window = {"q_gain": "g.q", "k_gain": "g.k", "eps": 1e-6}, {"window": 7}
+    for ops, inner in RULES:
+        if ops[0] == ROPE:
+            found = made([{**ROPE, **gains}, {**ATTENTION, **window}, *ops[2:]])
+            assert found[0] == {**inner[0], **gains, **window}
+            merges = window if inner[1]["op"] == "attention_merge" else {}
+            assert found[1:] == [{**inner[1], **merges}, *inner[2:]]
+
+
 @pytest.mark.parametrize(("ops", "inner"), RULES, ids=IDS)
 def test_a_value_that_is_written_before_it_is_read_is_not_made(ops: list[Any], inner: list[Any]) -> None:
     writers = [{**QUANTIZE, "x": "h", "out": op["out"]} for op in ops if "out" in op]

@@ -182,10 +182,15 @@ TWINS = {
     ("linear_fused", "linear_rows"): "activate integer_limit largest pack_bytes planes",
     ("linear_fused", "normalize"): "Totals integer_limit pack_bytes",
     ("attention_group", "rope_attention"): "Mixed key_dots quad_dots quad_of row_vectors signed_bytes vector_quads",
+    ("attention_group", "rope_attention", "attention", "attention_merge"): "first_key",
+    ("rope_append", "rope_attention"): "head_value",
     ("argmax", "draw", "weigh"): "key",
     ("argmax", "weigh"): "was_seen",
     ("draw", "weigh"): "scaled value_of weight",
     ("dequantize", "linear_float", "linear_float_tiled"): "four half scale_of signed_bytes",
+    ("dequantize", "linear_float", "linear_float_tiled", "linear_float_wide"): (
+        "doubled e4m3 factors_of four_bits scale_byte"
+    ),
     ("linear_float_wide", "linear_float"): "half signed_bytes",
 }
 

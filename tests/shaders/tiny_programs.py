@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,28 +34,29 @@ def tiny_model(
     sub_norms: bool = True,
     bias: bool = False,
     act: str = "silu",
+    head_norms: bool = False,
+    window: int = 0,
+    post_norms: bool = False,
     seed: int = 0,
 ) -> tuple[dict[str, Any], dict[str, WeightTensor]]:
     """(program, tensors) of a transformer with a tied head.
 
     activations: of the linears. scales: ``parts``, ``row`` or ``group`` (ternary). sub_norms: BitNet's norms
-    before the output and the down projection.
+    before the output and the down projection. head_norms: Qwen 3's norms of query and key heads. window: of the first
+    layer. post_norms: Gemma's norms of what attention and the gated product add.
     """
     rng = np.random.default_rng(seed)
     tensors: dict[str, WeightTensor] = {}
 
     def add(name: str, weight: WeightTensor, spread: float = 1.0) -> str:
-        scaled = None if weight.scales is None else (weight.scales * spread).astype(weight.scales.dtype)
-        tensors[name] = WeightTensor(
-            name,
-            weight.encoding,
-            weight.shape,
-            weight.data,
-            scaled,
-            weight.scale_kind,
-            weight.parts,
-            weight.group,
-        )
+        scaled, own = weight.scales, weight.tensor_scale
+        if weight.encoding == "nvfp4":
+            own = spread / 300  # E4M3 scales are up to 448
+        elif weight.encoding == "mxfp4":
+            scaled = (weight.scales.astype(int) - 4 + round(np.log2(spread))).astype(np.uint8)
+        elif weight.scales is not None:
+            scaled = (weight.scales * spread).astype(weight.scales.dtype)
+        tensors[name] = replace(weight, name=name, scales=scaled, tensor_scale=own)
         return name
 
     def matrix(name: str, rows: int, columns: int) -> str:
@@ -106,6 +107,11 @@ def tiny_model(
                 "out": "o",
             },
         ]
+        if head_norms:
+            gains = {f"{kind}_gain": vector(f"{at}.{kind}_norm", shape.head_dim) for kind in "qk"}
+            body[-2] |= gains | {"eps": 1e-3}
+        if layer == 0:
+            body[-1]["window"] = window
         if bias:
             body[-3]["bias"] = vector(f"{at}.qkv_bias", qkv, 0.0)
         to_integers: dict[str, Any] = {
@@ -150,8 +156,15 @@ def tiny_model(
         ]
         if sub_norms:
             body[-2] |= {"gain": vector(f"{at}.ffn_sub_norm", shape.ffn), "eps": 1e-5}
+        if post_norms:
+            for op in [op for op in body if op.get("accumulate") and op["op"] == "linear"]:
+                op |= {"out": "y", "accumulate": False}
+                gain = vector(f"{op['w']}_post_norm", shape.hidden)
+                added = {"op": "norm", "x": "y", "gain": gain, "eps": 1e-5, "out": "h", "accumulate": True}
+                body.insert(body.index(op) + 1, added)
     value = {
         "h": "f32",
+        "y": "f32",
         "a": activations,
         "qkv": "f32",
         "q": "f32",
@@ -162,6 +175,7 @@ def tiny_model(
     }
     columns = {
         "h": shape.hidden,
+        "y": shape.hidden,
         "a": shape.hidden,
         "qkv": qkv,
         "q": width,

@@ -75,11 +75,13 @@ def tiny_config(family: str = "bitnet", **changes: Any) -> dict[str, Any]:
 def tiny_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """Every tensor that a model of this config has, f32; linears are trits times one f16-exact scale each."""
     random = np.random.default_rng(seed)
+    kind = config["model_type"]
     heads, hidden, ffn = config["num_attention_heads"], config["hidden_size"], config["intermediate_size"]
     width, kv_width = heads * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
 
     def gain(length: int) -> np.ndarray:
-        return (1 + 0.2 * random.standard_normal(length)).astype(np.float32)
+        middle = 0 if kind == "gemma3_text" else 1  # which adds 1 itself
+        return (middle + 0.2 * random.standard_normal(length)).astype(np.float32)
 
     def embedding() -> np.ndarray:
         values = 0.25 * random.standard_normal((config["vocab_size"], hidden))  # small, so that the layers matter
@@ -101,13 +103,20 @@ def tiny_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarr
         }
         for name, shape in linears.items():
             tensors[f"{prefix}.{name}.weight"] = ternary_matrix(random, shape)
-            if config.get("attention_bias" if "attn" in name else "mlp_bias", False):
+            biased = name[-6:] in ("q_proj", "k_proj", "v_proj") if kind == "qwen2" else None
+            if config.get("attention_bias" if "attn" in name else "mlp_bias", False) if biased is None else biased:
                 tensors[f"{prefix}.{name}.bias"] = random.standard_normal(shape[0]).astype(np.float32)
         tensors[f"{prefix}.input_layernorm.weight"] = gain(hidden)
         tensors[f"{prefix}.post_attention_layernorm.weight"] = gain(hidden)
-        if config["model_type"] == "bitnet":
+        if kind == "bitnet":
             tensors[f"{prefix}.self_attn.attn_sub_norm.weight"] = gain(width)
             tensors[f"{prefix}.mlp.ffn_sub_norm.weight"] = gain(ffn)
+        if kind in ("qwen3", "gemma3_text"):
+            tensors[f"{prefix}.self_attn.q_norm.weight"] = gain(config["head_dim"])
+            tensors[f"{prefix}.self_attn.k_norm.weight"] = gain(config["head_dim"])
+        if kind == "gemma3_text":
+            tensors[f"{prefix}.pre_feedforward_layernorm.weight"] = gain(hidden)
+            tensors[f"{prefix}.post_feedforward_layernorm.weight"] = gain(hidden)
     return tensors
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from packer import encodings
 from packer.export import ExportOptions, export
 from packer.manifest import CHUNK_BYTES
+from packer.pack import Pack
+from shaders.reference import dequantize
 
 from .checkpoints import tiny_checkpoint
 
@@ -59,6 +63,28 @@ def change_bytes(pack: Path, name: str, change: Callable[[bytes], bytes]) -> Non
     """Edit a file's bytes and list its new hash."""
     (pack / name).write_bytes(change((pack / name).read_bytes()))
     relist(pack)
+
+
+def recode(pack: Path, name: str, encoding: str) -> None:
+    """Store a matrix, as it is decoded, in another encoding than ternary; shard, manifest and hashes agree."""
+    values = dequantize(Pack(pack).tensor(name))
+    if encoding == "nvfp4":
+        own = encodings.nvfp4_tensor_scale(float(np.abs(values).max()))
+        data, scales = encodings.encode_nvfp4(values, own)
+        added = {"data.0": data, "scale.0": scales, "tensor_scale": own.reshape(1)}
+    else:
+        data, found = encodings.encode(values, encoding)
+        added = {"data.0": data} | ({} if found is None else {"scale.0": found})
+    parts = re.compile(re.escape(name) + r"\.(data\.\d+|scale(\.\d+)?|tensor_scale)")
+
+    def replace(arrays: dict[str, np.ndarray]) -> None:
+        for key in [key for key in arrays if parts.fullmatch(key)]:
+            del arrays[key]
+        arrays.update({f"{name}.{part}": array for part, array in added.items()})
+
+    change_shard(pack, replace)
+    entry = {"encoding": encoding, "shape": list(values.shape), "slices": [len(values)]}
+    change_manifest(pack, lambda manifest: manifest["tensors"].update({name: entry}))
 
 
 def relist(pack: Path) -> None:

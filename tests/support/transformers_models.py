@@ -67,3 +67,19 @@ def logits(model: PreTrainedModel, ids: Sequence[int]) -> np.ndarray:
     """Logits of every position, f32 ``[T, V]``."""
     with torch.no_grad():
         return model(torch.tensor([list(ids)])).logits[0].numpy()
+
+
+def greedy(model: PreTrainedModel, ids: Sequence[int], count: int, near: float = 0.005) -> list[int]:
+    """The most probable tokens one after another, up to the first that another came near to (as a share of the range).
+
+    At least a half of them, or the test's model is not one to be asked.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        row = logits(model, [*ids, *found])[-1]
+        second, first = np.sort(row)[-2:]
+        if first - second < near * np.ptp(row):
+            break
+        found.append(int(row.argmax()))
+    assert 2 * len(found) >= count, f"only {len(found)} of {count} tokens are sure: take another seed"
+    return found

@@ -115,6 +115,8 @@ export class Binder {
     this.weights = weights;
     /** Parameter blocks by content: layers have the same. @type {Map<string, GPUBuffer>} */
     this.params = new Map();
+    /** Vectors that share a binding, by their names. @type {Map<string, GPUBuffer>} */
+    this.joined = new Map();
   }
 
   /**
@@ -181,6 +183,7 @@ export class Binder {
   resolve({ op, spec, label }, from, piece) {
     const { values, caches, tables, run } = this.buffers;
     if (from.startsWith('@')) return run[/** @type {keyof Buffers['run']} */ (from.slice(1))];
+    if (from.includes('+')) return this.join(from.split('+').map((field) => op[field] ?? null));
     const [field, plane = 'data'] = from.split('.');
     if (spec.weights?.includes(field)) return piece?.[/** @type {'data'|'scale'} */ (plane)] ?? null;
     const name = op[field];
@@ -190,6 +193,31 @@ export class Binder {
     if (spec.tables?.includes(field)) return tables[name];
     if (spec.reads?.[field] || spec.writes?.[field]) return values[name][plane] ?? null;
     throw new TercetError('internal', `kernels.json binds ${from}, which ${label} does not have.`);
+  }
+
+  /**
+   * Vectors one after another in one buffer, for kernels that have a single binding for them.
+   * @param {(string|null)[]} names
+   * @returns {GPUBuffer|null} null: absent here
+   */
+  join(names) {
+    if (names.includes(null)) return null;
+    const key = JSON.stringify(names);
+    const known = this.joined.get(key);
+    if (known) return known;
+    const { gpu } = this.kernels;
+    const parts = names.map((name) => /** @type {GPUBuffer} */ (this.weight(/** @type {string} */ (name)).vector));
+    const bytes = parts.reduce((sum, { size }) => sum + size, 0);
+    const buffer = gpu.buffer(names.join(' and '), bytes, STORAGE | COPY_DST);
+    const encoder = gpu.device.createCommandEncoder({ label: buffer.label });
+    let at = 0;
+    for (const part of parts) {
+      encoder.copyBufferToBuffer(part, 0, buffer, at, part.size);
+      at += part.size;
+    }
+    gpu.queue.submit([encoder.finish()]);
+    this.joined.set(key, buffer);
+    return buffer;
   }
 
   /** @param {string} name */

@@ -51,6 +51,7 @@ import { TercetError } from './errors.js';
  * @property {string[]} [optional_vectors]
  * @property {Record<string, number|null>} [numbers]  with defaults; null: required
  * @property {string[]} [integers]
+ * @property {string[]} [optional_integers]  0 where they are left out
  * @property {Record<string, string[]>} [strings]
  * @property {string[]} [flags]
  * @property {Record<string, number>} [most_columns]  of integer activations, so that no sum overflows
@@ -58,7 +59,8 @@ import { TercetError } from './errors.js';
  * @property {string[]} [tables]
  * @property {string} [via]  field that names the integer activations between the operations of a rewrite
  *
- * @typedef {{block: number, block_words: number, disk_block: number, disk_block_words: number}} Encoding
+ * @typedef {{block: number, block_words: number, disk_block: number, disk_block_words: number, group: number,
+ *   scale_bytes: number, tensor_scale?: number}} Encoding
  *
  * @typedef {object} Contract
  * @property {number} version

@@ -1,7 +1,8 @@
 /** The matrices of a program, and a program of many copies of one of them, with random weights. */
 import { USAGE } from './gpu.js';
-import { bindingLimit, pieces, rowWords, scaleWords, scalesPerRow } from './memory.js';
+import { bindingLimit, pieces, rowWords } from './memory.js';
 import { isInteger } from './operation_check.js';
+import { scaleWords, scalesPerRow } from './tensor_layout.js';
 
 /**
  * @typedef {import('./program.js').Program} Program
@@ -129,7 +130,7 @@ export function makeWeights(contract, gpu, noise, { op, tensor }, copies) {
       scale: scalesPerRow(one) ? gpu.buffer(`${one.name} scales`, 4 * scaleWords(one, piece.rows), STORAGE) : null,
     }));
     noise.fill(made.map(({ data }) => data), dataNoise(one.encoding));
-    noise.fill(made.flatMap(({ scale }) => scale ?? []), one.group ? 'halves' : 'floats');
+    noise.fill(made.flatMap(({ scale }) => scale ?? []), scaleNoise(one));
     weights.set(one.name, { tensor: one, vector: null, pieces: made });
   };
   for (let copy = 0; copy < copies; copy++) add({ ...tensor, name: `w.${copy}` });
@@ -142,6 +143,10 @@ export function makeWeights(contract, gpu, noise, { op, tensor }, copies) {
   }
   return weights;
 }
+
+/** @param {Tensor} tensor @returns {import('./measure_timing.js').NoiseKind} */
+const scaleNoise = ({ encoding, group }) =>
+  encoding === 'nvfp4' || encoding === 'mxfp4' ? 'exponents' : group ? 'halves' : 'floats';
 
 /** @param {string} encoding @returns {import('./measure_timing.js').NoiseKind} */
 const dataNoise = (encoding) =>

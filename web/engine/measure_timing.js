@@ -5,7 +5,10 @@ import { MAP_READ, USAGE as ENGINE_USAGE } from './gpu.js';
 /** GPUBufferUsage.QUERY_RESOLVE beside those that the engine needs. */
 const USAGE = { ...ENGINE_USAGE, QUERY_RESOLVE: 512 };
 /** @typedef {import('./gpu.js').Gpu} Gpu */
-/** How random words are made into numbers of an encoding. @typedef {'codes'|'bytes'|'halves'|'floats'} NoiseKind */
+/**
+ * How random words are made into numbers of an encoding.
+ * @typedef {'codes'|'bytes'|'halves'|'floats'|'exponents'} NoiseKind
+ */
 
 /** Command lists of a timing, at most: their memory is the driver's. */
 const MOST_ROUNDS = 4096;
@@ -19,6 +22,8 @@ const SHAPES = {
   // Magnitudes from 1/16 to 1/8.
   halves: (word) => (word & 0x83ff83ff) | 0x2c002c00,
   floats: (word) => (word & 0x807fffff) | 0x3d800000,
+  // Bytes that are finite as E4M3, as E8M0 and as part of a float.
+  exponents: (word) => (word & 0x03030303) | 0x3c3c3c3c,
 };
 
 /** Fills buffers with random numbers, on the GPU. */

@@ -2,6 +2,7 @@
 import { TercetError } from './errors.js';
 import { sizeText } from './gpu.js';
 import { isInteger } from './operation_check.js';
+import { scaleWords } from './tensor_layout.js';
 
 /**
  * @typedef {import('./pack.js').Pack} Pack
@@ -26,7 +27,7 @@ import { isInteger } from './operation_check.js';
  * @typedef {{code: import('./errors.js').ErrorCode, message: string, needed: number, available: number}} Problem
  */
 
-/** Rows of a piece are a multiple of this, so that its scales, two halves a word, are whole words. */
+/** Rows of a piece are a multiple of this, so that its scales, four bytes a word, are whole words. */
 const PIECE_ROWS = 64;
 /** Bytes of a head's key or value, by kind. @type {Record<KvKind, number>} */
 const KV_ELEMENT_BYTES = { f32: 4, f16: 2, q8: 1 };
@@ -60,13 +61,6 @@ export function rowWords({ encoding, shape }, contract) {
   } = contract.encodings[encoding];
   return { resident: Math.ceil(shape[1] / block) * words, disk: Math.ceil(shape[1] / diskBlock) * diskWords };
 }
-
-/** Scales a row. @param {Tensor} tensor a matrix */
-export const scalesPerRow = ({ scale, group, shape }) => (group ? Math.ceil(shape[1] / group) : scale ? 1 : 0);
-
-/** u32 words of the scales of some rows. @param {Tensor} tensor @param {number} rows */
-export const scaleWords = (tensor, rows) =>
-  tensor.group ? Math.ceil((rows * scalesPerRow(tensor)) / 2) : rows * scalesPerRow(tensor);
 
 /**
  * Cut a matrix into pieces that one binding can hold.

@@ -80,6 +80,10 @@ export class OperationCheck {
       expect(isFloat(op[field] === undefined ? fallback : op[field]), field, 'a number');
     }
     for (const field of spec.integers ?? []) expect(isSize(op[field]), field, 'a positive integer');
+    for (const field of spec.optional_integers ?? []) {
+      const value = op[field] === undefined ? 0 : op[field];
+      expect(value === 0 || isSize(value), field, 'a positive integer, or 0');
+    }
     for (const [field, allowed] of Object.entries(spec.strings ?? {})) {
       expect(allowed.includes(op[field]), field, `one of ${allowed.join(', ')}`);
     }
@@ -169,6 +173,11 @@ const SHAPES = {
   norm(check, { x, out }) {
     check.equal('columns of out', out.shape[1], x.shape[1]);
     check.vector('gain', x.shape[1]);
+    check.expect(
+      out.dtype === 'f32' || !check.op.accumulate,
+      'operation',
+      `accumulate needs an out of f32, found ${out.dtype}`,
+    );
     if (out.shape[0] !== 'R') sameRows(check, x, out);
   },
   quantize(check, { x, out }) {
@@ -201,6 +210,13 @@ const SHAPES = {
     const { heads, headDim, columns } = check.heads();
     check.equal('x', x.shape, ['T', columns]);
     check.equal('out', out.shape, ['T', heads * headDim]);
+    const gains = ['q_gain', 'k_gain'].filter((field) => (check.op[field] ?? null) !== null);
+    check.expect(
+      gains.length !== 1,
+      'operation',
+      `found ${gains.join()} alone, expected q_gain and k_gain, or neither`,
+    );
+    for (const field of gains) check.vector(field, headDim);
     const table = check.named(check.program.tables, 'rope', 'table');
     check.equal(`the length of table ${check.op.rope}`, table.inv_freq.length, headDim / 2);
   },

@@ -1,10 +1,11 @@
 /** From a program to what the GPU runs: the symbols of each operation and the kernels that may run it. */
 import { candidates, opSpec, overrideValues, tunedFor, withTuned } from './contract.js';
 import { TercetError } from './errors.js';
-import { pieces, rowWords, scaleWords, scalesPerRow } from './memory.js';
+import { pieces, rowWords } from './memory.js';
 import { isInteger } from './operation_check.js';
 import { SECTIONS } from './program.js';
 import { rewrite } from './rewrite.js';
+import { scaleWords, scalesPerRow } from './tensor_layout.js';
 
 /**
  * @typedef {import('./contract.js').Contract} Contract
@@ -221,6 +222,7 @@ function symbolsOf(program, contract, op, spec, tensor, { contextLength, kvCache
   const symbols = { S: contextLength, kv: kvCache, RING: contract.constants.ring, act: 'none' };
   for (const [field, fallback] of Object.entries(spec.numbers ?? {})) symbols[field] = op[field] ?? fallback;
   for (const field of [...(spec.integers ?? []), ...Object.keys(spec.strings ?? {})]) symbols[field] = op[field];
+  for (const field of spec.optional_integers ?? []) symbols[field] = op[field] ?? 0;
   for (const field of spec.flags ?? []) symbols[field] = Number(op[field] ?? false);
   for (const field of [...(spec.vectors ?? []), ...(spec.optional_vectors ?? [])]) {
     symbols[`has_${field}`] = Number((op[field] ?? null) !== null);

@@ -4,6 +4,7 @@
  */
 import { isCount, isId, isNumber, isObject, isText, show } from './checks.js';
 import { packError } from './errors.js';
+import { ENCODINGS, fixedGroup } from './tensor_layout.js';
 
 /**
  * @typedef {{file: string, bytes: number, chunks: string[]}} Shard  chunks: SHA-256 (hex) of each 4 MiB
@@ -11,7 +12,7 @@ import { packError } from './errors.js';
  *
  * @typedef {object} Tensor
  * @property {string} name
- * @property {'ternary'|'q8'|'q4'|'f16'|'f32'} encoding
+ * @property {'ternary'|'q8'|'q4'|'q4a'|'nvfp4'|'mxfp4'|'f16'|'f32'} encoding
  * @property {number[]} shape  [N, K] or [K]
  * @property {'parts'|'row'|'group'|null} scale  of ternary tensors
  * @property {number[]} parts  rows of each part
@@ -37,20 +38,12 @@ import { packError } from './errors.js';
  * @property {Shard[]} shards
  * @property {Record<string, PackFile>} files
  * @property {Map<string, Tensor>} tensors
- *
- * @typedef {object} Key  what a shard must hold under a key
- * @property {Tensor} tensor
- * @property {'data'|'scale'} part
- * @property {number} row  first row of the slice
- * @property {string} dtype
- * @property {number[]} shape
  */
 
 export const CHUNK_BYTES = 4 << 20;
 export const MAX_JSON_BYTES = 16 << 20;
 const MAX_SHARD_BYTES = 64 << 20;
 const GRADES = ['lossless', 'good', 'usable', 'degraded', 'BROKEN'];
-const ENCODINGS = ['ternary', 'q8', 'q4', 'f16', 'f32'];
 const SCALES = ['parts', 'row', 'group'];
 const LISTED = ['program.json', 'tokenizer.json', 'tokenizer_config.json', 'report.json'];
 const FILE_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$/;
@@ -219,7 +212,7 @@ function checkTensor(name, entry, pack) {
     shape,
     scale,
     parts: scale === 'parts' ? rowCounts(entry.parts, rows, 'parts', where) : [],
-    group: scale === 'group' ? entry.group : ['q8', 'q4'].includes(encoding) ? 32 : 0,
+    group: scale === 'group' ? entry.group : fixedGroup(encoding),
     slices: rowCounts(entry.slices, rows, 'slices', where),
   };
 }
@@ -240,53 +233,6 @@ function rowCounts(value, total, what, where) {
     );
   }
   return value;
-}
-
-/** dtype and elements a row of each encoding's data. @type {Record<string, (columns: number) => [string, number]>} */
-const DATA = {
-  ternary: (columns) => ['U8', 4 * Math.ceil(columns / 20)],
-  q8: (columns) => ['I8', 32 * Math.ceil(columns / 32)],
-  q4: (columns) => ['U8', 16 * Math.ceil(columns / 32)],
-  f16: (columns) => ['F16', 4 * Math.ceil(columns / 4)],
-  f32: (columns) => ['F32', 4 * Math.ceil(columns / 4)],
-};
-
-/**
- * All keys that the shards must hold, once each.
- * @param {Pack} pack
- * @returns {Map<string, Key>}
- */
-export function expectedKeys(pack) {
-  /** @type {Map<string, Key>} */
-  const keys = new Map();
-  for (const tensor of pack.tensors.values()) {
-    const { name, shape, encoding, scale, group } = tensor;
-    if (shape.length === 1) {
-      keys.set(`${name}.data.0`, { tensor, part: 'data', row: 0, dtype: 'F32', shape });
-      continue;
-    }
-    const [dtype, width] = DATA[encoding](shape[1]);
-    let row = 0;
-    tensor.slices.forEach((rows, index) => {
-      keys.set(`${name}.data.${index}`, { tensor, part: 'data', row, dtype, shape: [rows, width] });
-      if (scale === 'row') {
-        keys.set(`${name}.scale.${index}`, { tensor, part: 'scale', row, dtype: 'F32', shape: [rows] });
-      } else if (group) {
-        keys.set(`${name}.scale.${index}`, {
-          tensor,
-          part: 'scale',
-          row,
-          dtype: 'F16',
-          shape: [rows, Math.ceil(shape[1] / group)],
-        });
-      }
-      row += rows;
-    });
-    if (scale === 'parts') {
-      keys.set(`${name}.scale`, { tensor, part: 'scale', row: 0, dtype: 'F32', shape: [tensor.parts.length] });
-    }
-  }
-  return keys;
 }
 
 /** @param {Pack} pack @returns {number} bytes of all files that pack.json lists */

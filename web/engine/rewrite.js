@@ -69,6 +69,8 @@ function matches(contract, rule, matched, following) {
   return matched.slice(1).every((second, index) => {
     const first = matched[index];
     if (!inputNames(contract, second).includes(first.out) || isRead(contract, first.out, following)) return false;
+    // What a value held before is part of what is read.
+    if (first.accumulate) return false;
     return SHARED.every((field) => !(field in first) || !(field in second) || first[field] === second[field]);
   });
 }

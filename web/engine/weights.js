@@ -5,16 +5,16 @@
 import { encodeParams, workgroups } from './contract.js';
 import { packError } from './errors.js';
 import { USAGE } from './gpu.js';
-import { pieces, rowWords, scaleWords, scalesPerRow } from './memory.js';
+import { pieces, rowWords } from './memory.js';
 import { expandVariant } from './operations.js';
-import { expectedKeys } from './pack.js';
 import { parseHeader } from './safetensors.js';
-import { allFinite, joined, rowsOfParts } from './weight_bytes.js';
+import { expectedKeys, scaleRowBytes, scaleWords, scalesPerRow, tensorScaleBytes } from './tensor_layout.js';
+import { checkScales, joined, rowsOfParts, wholeWords } from './weight_bytes.js';
 
 /**
  * @typedef {import('./pack.js').Pack} Pack
  * @typedef {import('./pack.js').Tensor} Tensor
- * @typedef {import('./pack.js').Key} Key
+ * @typedef {import('./tensor_layout.js').Key} Key
  * @typedef {import('./kernels.js').Kernels} Kernels
  * @typedef {import('./memory.js').Piece} Piece
  *
@@ -24,7 +24,7 @@ import { allFinite, joined, rowsOfParts } from './weight_bytes.js';
  * What has arrived of a tensor.
  * @typedef {object} Arrival
  * @property {Weight} weight
- * @property {Uint8Array<ArrayBuffer>} scales  as on disk; of a vector its values
+ * @property {Uint8Array<ArrayBuffer>} scales  as on disk, the tensor's own first; of a vector its values
  * @property {number} scalesLeft  bytes
  * @property {number[]} dataLeft  bytes of each piece
  * @property {(Promise<GPUBuffer>|null)[]} disk  ternary rows of each piece until they are expanded
@@ -74,7 +74,7 @@ export class WeightLoader {
   arrival(tensor) {
     const { name, shape, scale } = tensor;
     if (shape.length === 1) {
-      const vector = this.gpu.buffer(name, 4 * shape[0], STORAGE);
+      const vector = this.gpu.buffer(name, 4 * shape[0], STORAGE | USAGE.COPY_SRC);
       return arrivalOf({ tensor, vector, pieces: [] }, 4 * shape[0], [], 0);
     }
     const { contract } = this.kernels;
@@ -86,9 +86,9 @@ export class WeightLoader {
         ? this.gpu.buffer(`${name} scales`, 4 * scaleWords(tensor, piece.rows), STORAGE)
         : null,
     }));
-    const scaleBytes =
-      scale === 'parts' ? 4 * tensor.parts.length : shape[0] * scalesPerRow(tensor) * (tensor.group ? 2 : 4);
-    return arrivalOf({ tensor, vector: null, pieces: made }, scaleBytes, made, 4 * words.disk);
+    const scaleBytes = scale === 'parts' ? 4 * tensor.parts.length : shape[0] * scaleRowBytes(tensor);
+    const allBytes = tensorScaleBytes(tensor) + scaleBytes;
+    return arrivalOf({ tensor, vector: null, pieces: made }, allBytes, made, 4 * words.disk);
   }
 
   /**
@@ -216,8 +216,9 @@ export class WeightLoader {
    */
   async takeScales({ tensor, row, part }, offset, bytes) {
     const arrival = this.arrivalOf(tensor);
-    const rowBytes = part === 'scale' && tensor.scale !== 'parts' ? scalesPerRow(tensor) * (tensor.group ? 2 : 4) : 0;
-    arrival.scales.set(bytes, row * rowBytes + offset);
+    const isRows = part === 'scale' && tensor.scale !== 'parts';
+    const start = isRows ? tensorScaleBytes(tensor) + row * scaleRowBytes(tensor) : 0;
+    arrival.scales.set(bytes, start + offset);
     arrival.scalesLeft -= bytes.byteLength;
     if (arrival.scalesLeft === 0) {
       this.uploadScales(arrival);
@@ -229,23 +230,18 @@ export class WeightLoader {
 
   /** @param {Arrival} arrival */
   uploadScales({ weight: { tensor, vector, pieces: all }, scales }) {
-    if (!allFinite(scales, tensor.group > 0)) {
-      throw packError('finite', `tensor ${tensor.name}: infinite or NaN values.`);
-    }
+    checkScales(tensor, scales);
     if (vector) {
       this.gpu.queue.writeBuffer(vector, 0, scales);
       return;
     }
-    const rows = tensor.scale === 'parts' ? rowsOfParts(scales, tensor.parts) : scales;
+    const own = scales.subarray(0, tensorScaleBytes(tensor));
+    const rows = tensor.scale === 'parts' ? rowsOfParts(scales, tensor.parts) : scales.subarray(own.byteLength);
     const rowBytes = rows.byteLength / tensor.shape[0];
     for (const { row, rows: count, scale } of all) {
-      const part = rows.slice(row * rowBytes, (row + count) * rowBytes);
-      // An odd number of halves is filled up to a word.
-      this.gpu.queue.writeBuffer(
-        /** @type {GPUBuffer} */ (scale),
-        0,
-        part.byteLength % 4 ? joined(part, new Uint8Array(2)) : part,
-      );
+      let part = rows.slice(row * rowBytes, (row + count) * rowBytes);
+      if (own.byteLength) part = joined(own, part);
+      this.gpu.queue.writeBuffer(/** @type {GPUBuffer} */ (scale), 0, wholeWords(part));
     }
   }
 
