@@ -13,6 +13,7 @@ from shaders.weights import WeightTensor
 from .eval_measures import rounded
 from .eval_run import StreamedReference
 from .eval_source import Subject
+from .models import plane_names
 
 #: Tokens whose activations are looked at. Few are enough: every row of every matrix sees each of them.
 CAPTURED_TOKENS = 64
@@ -50,16 +51,22 @@ class _Watched(StreamedReference):
         return super()._op_linear(op, values)
 
     def compare(self, name: str, x: np.ndarray | None) -> None:
-        """Compare a tensor; x: its input f32 ``[T, K]``, if it is a linear's."""
+        """Compare a tensor, or the sum of its planes; x: its input f32 ``[T, K]``, if it is a linear's."""
         if name not in self._pack.tensors:
             return
         theirs, ours = self.tensors.get(name), self._pack.tensors[name]
-        self.found[name] = measure(theirs, ours, x)
+        others = [self._pack.tensors[plane] for plane in plane_names(name, self._pack.tensors)[1:]]
+        self.found[name] = measure(theirs, ours, x, others)
         self._advance(ours.rows * ours.columns)
 
 
-def measure(source: WeightTensor | None, pack: WeightTensor, x: np.ndarray | None) -> dict[str, Any]:
-    """Errors of one tensor as relative RMS; None where the source has no such tensor of this shape."""
+def measure(
+    source: WeightTensor | None, pack: WeightTensor, x: np.ndarray | None, others: Sequence[WeightTensor] = ()
+) -> dict[str, Any]:
+    """Errors of one tensor as relative RMS; None where the source has no such tensor of this shape.
+
+    others: ternary planes that are added to it before it is compared; its zeros are its own.
+    """
     weights = pack.rows * pack.columns
     comparable = source is not None and source.shape == pack.shape
     squares = errors = out_squares = out_errors = 0.0
@@ -72,6 +79,7 @@ def measure(source: WeightTensor | None, pack: WeightTensor, x: np.ndarray | Non
         if source is None or not comparable:
             continue
         original = _values(source, rows)
+        found = sum((_values(other, rows) for other in others), found)
         squares += float(np.square(original, dtype=np.float64).sum())
         difference = found - original
         errors += float(np.square(difference, dtype=np.float64).sum())

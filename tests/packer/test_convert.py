@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from packer.checkpoints import open_checkpoint
+from packer.encodings import encode_f32
 from packer.eval_run import with_activations
+from packer.eval_tensors import measure
 from packer.export import ExportOptions, export
 from packer.models import Matrix, build_model
 from packer.pack import Pack
 from packer.planes import fit_planes
 from packer.policy import Policy, use_more_bits
+from shaders.case_kit import random_weight
 from shaders.interpreter import ReferenceModel
 from shaders.native import NativeModel, shared_device
 from shaders.reference import dequantize
@@ -264,3 +267,13 @@ def test_the_same_source_gives_the_same_bytes(planes: tuple[Path, Path], tmp_pat
         export(source, tmp_path / name, options)
     one, two = ({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("one", "two"))
     assert one == two
+
+
+def test_eval_compares_a_matrix_with_the_sum_of_its_planes() -> None:
+    rng = np.random.default_rng(5)
+    first, second = (random_weight(rng, "ternary", 6, 130, group=64) for _ in range(2))
+    whole = WeightTensor("w", "f32", first.shape, encode_f32(dequantize(first) + dequantize(second)))
+    inputs = rng.standard_normal((3, 130)).astype(np.float32)
+    together, alone = measure(whole, first, inputs, [second]), measure(whole, first, inputs)
+    assert together["weight_error"] == together["output_error"] == 0 and together["exact"]
+    assert alone["weight_error"] > 0.3 and not alone["exact"]
