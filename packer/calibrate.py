@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +15,7 @@ from shaders.interpreter import ReferenceModel
 
 from .compensate import inverse_factor
 from .errors import PackerError
-from .eval import read_text
+from .eval import Text, read_text
 from .eval_source import Subject
 
 #: Tokens that are run together.
@@ -24,39 +23,32 @@ WINDOW = 512
 FEWEST_TOKENS = 64
 
 
-def calibration_text(path: Path | None) -> str:
-    """The text of a file, or the packer's own. Raises PackerError if it is empty or no UTF-8."""
+def calibration_text(path: Path | None) -> Text:
+    """The text of a file, or the packer's own. Raises PackerError if it is empty, no UTF-8, or the one of ``eval``."""
     if path is None:
-        return files("packer").joinpath("calibration_text.txt").read_text(encoding="utf-8")
+        return Text("the text", files("packer").joinpath("calibration_text.txt").read_text(encoding="utf-8"))
     try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PackerError(f"--calibration: {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise PackerError(f"--calibration: {path}: not UTF-8 text (byte {error.start}); convert it first") from None
-    if text_hash(content) == read_text(None).sha256:
+        text = read_text(path)
+    except PackerError as error:
+        raise PackerError(f"--calibration: {error}") from None
+    if text.sha256 == read_text(None).sha256:
         raise PackerError(f"--calibration: {path}: packs are measured with this very text; give another")
-    return content
-
-
-def text_hash(text: str) -> str:
-    """SHA-256 of the text's UTF-8, as ``report.json`` names it and ``eval`` refuses it."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return text
 
 
 class Calibration:
     """Runs the source over a text as far as it is asked to, so that only one linear's inputs are held at once.
 
-    where: names the text in messages. Raises PackerError if the text has too few tokens, or the source gives numbers
-    that are not finite.
+    Raises PackerError if the text has too few tokens, or the source gives numbers that are not finite.
     """
 
-    def __init__(self, source: Subject, text: str, where: str = "the text"):
+    def __init__(self, source: Subject, text: Text):
         self.source = source
-        ids = list(source.tokenizer.encode(text, add_special_tokens=False).ids)
+        ids = list(source.tokenizer.encode(text.content, add_special_tokens=False).ids)
         if len(ids) < FEWEST_TOKENS:
             raise PackerError(
-                f"--calibration: {where} has {len(ids)} tokens, expected at least {FEWEST_TOKENS}; give a longer one"
+                f"--calibration: {text.name} has {len(ids)} tokens, expected at least {FEWEST_TOKENS}; "
+                "give a longer one"
             )
         if max(ids) >= source.vocabulary:
             raise PackerError(f"{source.where}: the tokenizer gives id {max(ids)}, the vocabulary {source.vocabulary}")
@@ -100,14 +92,23 @@ class _Unkept(ReferenceModel):
     def forget(self) -> None:
         self._dense.clear()
 
+    def with_own_cache(self) -> _Unkept:
+        """The same model with the same decoded matrices, and an empty cache of its own."""
+        other = copy.copy(self)
+        other._caches = {name: np.zeros_like(cache) for name, cache in self._caches.items()}
+        return other
+
+    def run_one(self, op: Mapping[str, Any], values: dict[str, Any]) -> None:
+        """Run one operation of the program on these values."""
+        self._run(op, values, 1)
+
 
 class _Run:
     """One window of tokens on its way through the program. It shares decoded matrices with the others."""
 
     def __init__(self, model: _Unkept, ids: list[int]):
-        self.model = copy.copy(model)
-        self.model._caches = {name: np.zeros_like(cache) for name, cache in model._caches.items()}
+        self.model = model.with_own_cache()
         self.values: dict[str, Any] = {"@ids": np.asarray(ids, dtype=np.int64)}
 
     def step(self, op: Mapping[str, Any]) -> None:
-        self.model._run(op, self.values, 1)
+        self.model.run_one(op, self.values)

@@ -14,11 +14,11 @@ from shaders.contract import quotient_up
 from shaders.float4 import E2M1, E2M1_MAX, E4M3_MAX, E4M3_MAX_CODE, E8M0_BIAS, E8M0_MAX_CODE, e4m3, e8m0
 
 from . import affine
+from .affine import F16_MAX
 from .errors import CheckpointError
 
 #: Columns that share a scale in q8, q4, q4a and mxfp4.
 GROUP = 32
-F16_MAX = 65504.0
 _POWERS = np.array([81, 27, 9, 3, 1], dtype=np.uint16)
 
 
@@ -147,7 +147,7 @@ def _encode_e2m1(
     return _pack_nibbles(best[0]), best[1]
 
 
-def _half_scales(scales: np.ndarray) -> np.ndarray:
+def half_scales(scales: np.ndarray) -> np.ndarray:
     """Scales rounded to f16. Raises CheckpointError beyond its range."""
     greatest = float(np.abs(scales).max(initial=0))
     if greatest > F16_MAX:
@@ -174,9 +174,9 @@ def _least_squares(groups: np.ndarray, q: np.ndarray, fallback: np.ndarray) -> n
 
 def _fit(groups: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray]:
     """Codes and f16 scales from the greatest magnitude, then refined once by least squares if that is better."""
-    first = _half_scales(np.abs(groups).max(axis=-1) / levels)
+    first = half_scales(np.abs(groups).max(axis=-1) / levels)
     q = _quantize(groups, first, -levels, levels)
-    refined = _half_scales(_least_squares(groups, q, first))
+    refined = half_scales(_least_squares(groups, q, first))
     return _better(groups, (q, first), (_quantize(groups, refined, -levels, levels), refined))
 
 
@@ -186,9 +186,9 @@ def _fit_q4(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     extreme = np.take_along_axis(groups, index, axis=-1)[..., 0]
     best = None
     for divisor in (-8.5, -8.0, -7.5, -7.0, -6.5, 7.0, 7.5):
-        scales = _half_scales(extreme / np.float32(divisor))
+        scales = half_scales(extreme / np.float32(divisor))
         q = _quantize(groups, scales, -8, 7)
-        refined = _half_scales(_least_squares(groups, q, scales))
+        refined = half_scales(_least_squares(groups, q, scales))
         candidate = (_quantize(groups, refined, -8, 7), refined)
         best = candidate if best is None else _better(groups, best, candidate)
     assert best is not None

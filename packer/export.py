@@ -14,7 +14,7 @@ import numpy as np
 from shaders.weights import WeightTensor
 
 from . import __version__
-from .calibrate import Calibration, calibration_text, text_hash
+from .calibrate import Calibration, calibration_text
 from .checkpoints import Checkpoint, name_of, open_checkpoint
 from .checkpoints.huggingface import json_bytes
 from .errors import CheckpointError, PackerError
@@ -109,17 +109,15 @@ class _Exporter:
         self.policy.check_planes(options.ternary_planes, options.compensate, options.calibration)
         self.calibrated: str | None = None
         self._calibration: Calibration | None = None
-        self._text = calibration_text(options.calibration) if options.compensate else ""
+        self._text = calibration_text(options.calibration) if options.compensate else None
 
     def run(self, progress: Progress, eval_progress: EvalProgress) -> ExportResult:
         self._check_names()
         self._check_space()
         special = special_ids(self.checkpoint.info, self.model.vocabulary, self.checkpoint.path)
         tensors = self.model.tensors()
-        if self.options.compensate:
-            self._calibration = Calibration(
-                subject_of_checkpoint(self.checkpoint), self._text, str(self.options.calibration or "the text")
-            )
+        if self._text is not None:
+            self._calibration = Calibration(subject_of_checkpoint(self.checkpoint), self._text)
         sizes = [tensor.rows * tensor.columns if isinstance(tensor, Matrix) else tensor.length for tensor in tensors]
         for index, tensor in enumerate(tensors):
             progress(tensor.name, sum(sizes[:index]), sum(sizes))
@@ -211,8 +209,8 @@ class _Exporter:
             self.encoder.ternary(matrix, ternary)
         else:
             factor = None
-            if self._calibration is not None:
-                factor, self.calibrated = self._calibration.factor(matrix.name), text_hash(self._text)
+            if self._calibration is not None and self._text is not None:
+                factor, self.calibrated = self._calibration.factor(matrix.name), self._text.sha256
             self.encoder.planes(matrix, parts, self.options.ternary_planes or 1, factor)
         return choice
 

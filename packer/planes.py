@@ -16,8 +16,7 @@ import numpy as np
 
 from shaders.contract import quotient_up
 
-from .encodings import F16_MAX, pad_columns
-from .errors import CheckpointError
+from .encodings import half_scales, pad_columns
 
 MOST_PLANES = 3
 #: Columns that share an alpha.
@@ -71,10 +70,7 @@ def fit_alphas(groups: np.ndarray, planes: int, importance: np.ndarray | None = 
     importance: f64 ``[L]``, what the square of a column's error counts; all alike if None.
     """
     alphas = np.concatenate([_fit(_Sorted(piece, importance), planes) for piece in _pieces(groups)])
-    greatest = float(alphas.max(initial=0))
-    if greatest > F16_MAX:
-        raise CheckpointError(f"a scale of {greatest:.6g} does not fit f16 (at most {F16_MAX:.0f})")
-    return alphas.astype(np.float16).astype(np.float32)
+    return half_scales(alphas).astype(np.float32)
 
 
 def nearest(groups: np.ndarray, alphas: np.ndarray) -> np.ndarray:

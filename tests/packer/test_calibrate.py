@@ -16,7 +16,7 @@ from packer.calibrate import Calibration, calibration_text
 from packer.checkpoints import open_checkpoint
 from packer.compensate import compensated_planes, inverse_factor
 from packer.errors import PackerError
-from packer.eval import EvalOptions, evaluate
+from packer.eval import EvalOptions, Text, evaluate
 from packer.eval_source import open_source, subject_of_checkpoint
 from packer.export import ExportOptions, export
 from packer.pack import Pack
@@ -31,7 +31,7 @@ def test_inputs_are_those_of_the_source(tmp_path: Path) -> None:
     """Operation by operation in windows, as a model that runs each window at once."""
     source = float_model(tmp_path / "model", max_position_embeddings=100)
     subject = subject_of_checkpoint(open_checkpoint(source))
-    calibration = Calibration(subject, TEXT)
+    calibration = Calibration(subject, Text("text", TEXT))
     grams: dict[str, Any] = {}
     ids = subject.tokenizer.encode(TEXT).ids
     assert calibration.tokens == len(ids) > 200
@@ -61,7 +61,7 @@ def test_compensation_is_written_and_its_text_is_refused(tmp_path: Path) -> None
     report = json.loads((tmp_path / "pack" / "report.json").read_bytes())
     assert report["calibration"] == {"sha256": hashlib.sha256(TEXT.encode()).hexdigest()}
     assert report["quality"]["calibration_sha256"] == report["calibration"]["sha256"]
-    calibration = Calibration(subject_of_checkpoint(open_checkpoint(source)), TEXT)
+    calibration = Calibration(subject_of_checkpoint(open_checkpoint(source)), Text("text", TEXT))
     values = open_checkpoint(source).rows("model.layers.0.self_attn.o_proj.weight")
     expected = compensated_planes(values, calibration.factor("layers.0.o"), 3, 64).values()
     names = ("layers.0.o", "layers.0.o.plane1", "layers.0.o.plane2")
@@ -84,7 +84,7 @@ def test_compensation_lessens_the_damage(tmp_path: Path) -> None:
 
 
 def test_the_own_texts_share_no_sentence() -> None:
-    own = calibration_text(None)
+    own = calibration_text(None).content
     measured = files("packer").joinpath("eval_text.txt").read_text(encoding="utf-8")
     one, other = ({part.strip() for part in re.split(r"(?<=[.!?:])\s|\n", text)} - {""} for text in (own, measured))
     assert len(own) > 5000 and not one & other
