@@ -22,6 +22,7 @@ from .cases_sampling import accept_cases, argmax_cases, sample_cases
 from .cases_split import attention_merge_cases, rope_attention_cases
 from .cases_subgroups import subgroup_cases
 from .cases_utility import read_bandwidth_cases
+from .cases_wide import wide_cases
 
 _GROUPS = (
     expand_cases,
@@ -30,6 +31,7 @@ _GROUPS = (
     norm_cases,
     quantize_cases,
     glu_cases,
+    wide_cases,
     linear_ternary_cases,
     linear_ternary_tiled_cases,
     linear_float_cases,

@@ -21,38 +21,36 @@ _FUSED = {"norm": "norm_linear", "quantize": "quantize_linear", "glu": "glu_line
 
 
 def fused_cases() -> Iterator[Case]:
-    """Each operation before the product, columns around blocks and rounds of threads, drafts, scales, bias, sum."""
+    """Each operation before the product, columns around blocks and rounds of threads, scales, bias, sum."""
     for kind in ("a8", "a16"):
         for rows, columns in ((1, 4), (5, 64), (19, 68), (33, 576), (5, 1536), (4, 2560)):
-            yield fused_case(f"norm_linear {kind} {rows}x{columns}", "norm", kind, rows, columns, 1)
-        yield fused_case(f"quantize_linear {kind}", "quantize", kind, 18, 576, 1, accumulate=True)
+            yield fused_case(f"norm_linear {kind} {rows}x{columns}", "norm", kind, rows, columns)
+        yield fused_case(f"quantize_linear {kind}", "quantize", kind, 18, 576, accumulate=True)
         for act in ("silu", "relu2", "gelu_tanh"):
-            yield fused_case(f"glu_linear {act} {kind}", "glu", kind, 9, 132, 1, act=act)
-        yield fused_case(f"glu_linear relu2 norm {kind}", "glu", kind, 9, 576, 1, act="relu2", gain=True)
-        for tokens in (2, 4, 5, 8):
-            yield fused_case(f"norm_linear {kind} few {tokens}", "norm", kind, 21, 196, tokens, few=True)
-        yield fused_case(f"glu_linear {kind} few", "glu", kind, 9, 132, 3, act="silu", few=True, accumulate=True)
-        yield fused_case(f"norm_linear {kind} group", "norm", kind, 7, 320, 1, group=64)
-        yield fused_case(f"norm_linear {kind} huge", "norm", kind, 9, 200, 1, magnitude=1e15)
-        yield fused_case(f"quantize_linear {kind} below the floor", "quantize", kind, 9, 200, 1, magnitude=1e-8)
-    yield fused_case("glu_linear relu2 norm 6912", "glu", "a8", 5, 6912, 1, act="relu2", gain=True, accumulate=True)
-    yield fused_case("norm_linear parts", "norm", "a8", 9, 576, 1, parts=True)
-    yield fused_case("norm_linear piece", "norm", "a8", 5, 132, 1, first_row=64, all_rows=80, bias=True)
-    yield fused_case("quantize_linear bias few", "quantize", "a8", 5, 132, 3, few=True, bias=True, accumulate=True)
-    yield fused_case("quantize_linear nan", "quantize", "a8", 5, 132, 3, few=True, broken=np.nan)
-    yield fused_case("norm_linear group 128", "norm", "a16", 7, 320, 1, group=128, accumulate=True)
-    yield fused_case("norm_linear large eps", "norm", "a8", 7, 68, 1, eps=0.25)
-    yield fused_case("quantize_linear small", "quantize", "a16", 3, 36, 1)
-    yield fused_case("glu_linear small", "glu", "a8", 3, 36, 1, act="silu")
+            yield fused_case(f"glu_linear {act} {kind}", "glu", kind, 9, 132, act=act)
+        yield fused_case(f"glu_linear relu2 norm {kind}", "glu", kind, 9, 576, act="relu2", gain=True)
+        yield fused_case(f"glu_linear {kind} accumulate", "glu", kind, 9, 132, act="silu", accumulate=True)
+        yield fused_case(f"norm_linear {kind} group", "norm", kind, 7, 320, group=64)
+        yield fused_case(f"norm_linear {kind} huge", "norm", kind, 9, 200, magnitude=1e15)
+        yield fused_case(f"quantize_linear {kind} below the floor", "quantize", kind, 9, 200, magnitude=1e-8)
+    yield fused_case("glu_linear relu2 norm 6912", "glu", "a8", 5, 6912, act="relu2", gain=True, accumulate=True)
+    yield fused_case("norm_linear parts", "norm", "a8", 9, 576, parts=True)
+    yield fused_case("norm_linear piece", "norm", "a8", 5, 132, first_row=64, all_rows=80, bias=True)
+    yield fused_case("quantize_linear bias accumulate", "quantize", "a8", 5, 132, bias=True, accumulate=True)
+    yield fused_case("quantize_linear nan", "quantize", "a8", 5, 132, broken=np.nan)
+    yield fused_case("norm_linear group 128", "norm", "a16", 7, 320, group=128, accumulate=True)
+    yield fused_case("norm_linear large eps", "norm", "a8", 7, 68, eps=0.25)
+    yield fused_case("quantize_linear small", "quantize", "a16", 3, 36)
+    yield fused_case("glu_linear small", "glu", "a8", 3, 36, act="silu")
     several: dict[str, dict[str, Any]] = {"norm": {}, "quantize": {}, "glu": {"act": "relu2", "gain": True}}
     for first, options in several.items():
-        title = f"{first}_linear small few"
-        yield fused_case(f"{title} 4", first, "a8", 3, 36, 4, few=True, bias=True, **options)
-        yield fused_case(f"{title} 8", first, "a16", 3, 36, 8, few=True, group=64, accumulate=True, **options)
+        title = f"{first}_linear small"
+        yield fused_case(f"{title} bias", first, "a8", 3, 36, bias=True, **options)
+        yield fused_case(f"{title} group", first, "a16", 3, 36, group=64, accumulate=True, **options)
         for workgroup, rows in _TUNED:
             tuned = {"WORKGROUP": workgroup, "ROWS": rows}
             yield fused_case(
-                f"{first}_linear {workgroup} threads {rows} rows", first, "a8", 70, 580, 1, tuned=tuned, **options
+                f"{first}_linear {workgroup} threads {rows} rows", first, "a8", 70, 580, tuned=tuned, **options
             )
 
 
@@ -61,18 +59,17 @@ _TUNED = ((64, 16), (128, 8), (64, 24), (256, 32), (64, 64), (256, 48))
 
 
 def merge_cases() -> Iterator[Case]:
-    """The merge of attention before the product: one to four parts, with and without a norm, drafts across a chunk."""
+    """The merge of attention before the product: one to four parts, with and without a norm."""
     for kind in ("a8", "a16"):
-        for tokens, position in ((1, 0), (1, 63), (1, 64), (1, 150), (1, 255)):
-            yield merge_case(f"merge_linear {kind} at {position}", kind, 3, 64, tokens, position)
-        yield merge_case(f"merge_linear norm {kind}", kind, 2, 128, 1, 200, gain=True)
-        yield merge_case(f"merge_linear few {kind}", kind, 2, 32, 3, 126, gain=True, few=True)
-        yield merge_case(f"merge_linear {kind} empty parts", kind, 3, 64, 1, 200, empty=2)
-    yield merge_case("merge_linear small few 4", "a8", 2, 16, 4, 126, few=True, bias=True)
-    yield merge_case("merge_linear small few 8", "a16", 2, 16, 8, 3, gain=True, few=True, group=64, accumulate=False)
+        for position in (0, 63, 64, 150, 255):
+            yield merge_case(f"merge_linear {kind} at {position}", kind, 3, 64, position)
+        yield merge_case(f"merge_linear norm {kind}", kind, 2, 128, 200, gain=True)
+        yield merge_case(f"merge_linear {kind} empty parts", kind, 3, 64, 200, empty=2)
+    yield merge_case("merge_linear small bias", "a8", 2, 16, 126, bias=True)
+    yield merge_case("merge_linear small group", "a16", 2, 16, 3, gain=True, group=64, accumulate=False)
     for workgroup, rows in _TUNED:
         tuned = {"WORKGROUP": workgroup, "ROWS": rows}
-        yield merge_case(f"merge_linear {workgroup} threads {rows} rows", "a8", 3, 64, 1, 200, gain=True, tuned=tuned)
+        yield merge_case(f"merge_linear {workgroup} threads {rows} rows", "a8", 3, 64, 200, gain=True, tuned=tuned)
 
 
 def merge_case(
@@ -80,11 +77,9 @@ def merge_case(
     kind: str,
     heads: int,
     width: int,
-    tokens: int,
     position: int,
     *,
     gain: bool = False,
-    few: bool = False,
     group: int = 0,
     bias: bool = False,
     accumulate: bool = True,
@@ -96,16 +91,14 @@ def merge_case(
     empty: so many chunks, the first ones, whose keys a window hides.
     """
     rng = generator(name)
-    columns, rows, capacity = heads * width, 21, position + tokens
-    parts = rng.uniform(0.5, 1.5, (tokens, heads, quotient_up(capacity, CHUNK), width // 4 + 1, 4)).astype(F32)
-    parts[:, :, :, :-1] *= rng.choice([-1.0, 1.0], (tokens, heads, 1, width // 4, 4)).astype(F32)
+    columns, rows, capacity = heads * width, 21, position + 1
+    parts = rng.uniform(0.5, 1.5, (1, heads, quotient_up(capacity, CHUNK), width // 4 + 1, 4)).astype(F32)
+    parts[:, :, :, :-1] *= rng.choice([-1.0, 1.0], (1, heads, 1, width // 4, 4)).astype(F32)
     parts[:, :, :empty] = 0
     parts[:, :, :empty, -1, 0] = -3e38
-    value = np.zeros((tokens, columns))
-    for t in range(tokens):
-        used = (position + t) // CHUNK + 1
-        parts[t, :, used:] = np.nan
-        value[t] = merge(parts[t, :, :used]).reshape(-1)
+    used = position // CHUNK + 1
+    parts[:, :, used:] = np.nan
+    value = merge(parts[0, :, :used]).reshape(1, -1)
     # exp() of differences below one, four fused additions in both sums, and the quotient.
     error = np.full(value.shape, 2 * (EXP_BASE + EXP_SLOPE + 6 * U) + DIVISION)
     gains = (rng.normal(size=columns) + 1).astype(F32) if gain else None
@@ -126,8 +119,8 @@ def merge_case(
         inputs,
         {"y": y},
         {"y": Close(bounds)},
-        symbols=piece_symbols(weight) | {"few": int(few)} | dict(tuned or {}),
-        step=(position, tokens, 1, 0),
+        symbols=piece_symbols(weight) | dict(tuned or {}),
+        step=(position, 1, 1, 0),
         capacity=capacity,
     )
 
@@ -138,7 +131,6 @@ def fused_case(
     kind: str,
     rows: int,
     columns: int,
-    tokens: int,
     *,
     group: int = 0,
     parts: bool = False,
@@ -146,14 +138,13 @@ def fused_case(
     accumulate: bool = False,
     first_row: int = 0,
     all_rows: int = 0,
-    few: bool = False,
     tuned: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Case:
     """One case; ``options`` are those of ``row_case``, which makes the input and knows the integers."""
     rng = generator(name)
     all_rows = all_rows or rows
-    before = row_case(name, first, kind, tokens, columns, **options)
+    before = row_case(name, first, kind, 1, columns, **options)
     weight = random_weight(rng, "ternary", rows, columns, group=group, parts=parts)
     product, bound = _product(before.expected["q_scale"], before.checks, kind, weight)
     more, expected, bounds = with_terms(rng, product, bound, all_rows, first_row, bias=bias, accumulate=accumulate)
@@ -175,8 +166,8 @@ def fused_case(
         inputs,
         {"y": expected},
         {"y": Close(bounds)},
-        symbols=piece_symbols(weight, first_row, all_rows) | {"few": int(few)} | dict(tuned or {}),
-        step=(4, tokens, 1, 0),
+        symbols=piece_symbols(weight, first_row, all_rows) | dict(tuned or {}),
+        step=(4, 1, 1, 0),
     )
 
 

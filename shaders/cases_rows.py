@@ -101,7 +101,7 @@ def row_case(
     if zero_row is not None:
         x[zero_row] = 0
     if broken:
-        x[1, columns // 2] = broken
+        x[tokens // 2, columns // 2] = broken
     scaled = op == "norm" or gain
     gains = (rng.normal(size=columns) + 1).astype(F32) if scaled else None
     rows = last_rows or tokens
@@ -132,6 +132,8 @@ def row_case(
         inputs,
         expected,
         checks,
+        # A renderer on the CPU takes the kernels that take all columns; cases_wide has the others.
+        symbols={"software": 1},
         step=(4, tokens, rows, 0),
     )
     return replace(case, symbols={**case.symbols, "WORKGROUP": workgroup}) if workgroup else case

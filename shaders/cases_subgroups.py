@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from .case_kit import Case
 from .cases_fused import fused_case, fused_cases, merge_case, merge_cases
@@ -28,7 +27,7 @@ _TUNED_CASES = (
 
 
 def rows_kernel(name: str) -> str:
-    """``norm_linear_4`` -> ``norm_linear_rows_4``."""
+    """``linear_ternary_4`` -> ``linear_ternary_rows_4``."""
     base, _, tile = name.rpartition("_")
     return f"{base}_rows_{tile}" if tile.isdigit() else f"{name}_rows"
 
@@ -36,7 +35,7 @@ def rows_kernel(name: str) -> str:
 def subgroup_cases() -> Iterator[Case]:
     """All cases with scales by row and default constants of which there is such a kernel, and a few with others."""
     op_of = {kernel.name: kernel.op for kernel in kernels()}
-    for case in (*linear_ternary_cases(), *fused_cases(), *merge_cases(), *_few()):
+    for case in (*linear_ternary_cases(), *fused_cases(), *merge_cases(), *_more()):
         if case.symbols["scale"] == "group" or "WORKGROUP" in case.symbols or rows_kernel(case.kernel) not in op_of:
             continue
         rows = replace(case, name=f"{case.name} rows", kernel=rows_kernel(case.kernel))
@@ -47,12 +46,8 @@ def subgroup_cases() -> Iterator[Case]:
                 yield replace(rows, name=f"{rows.name} {title}", symbols={**rows.symbols, **tuned})
 
 
-def _few() -> Iterator[Case]:
-    """Small ones of drafts, for the self-check, and what the others have by groups only."""
+def _more() -> Iterator[Case]:
+    """A small one of drafts, for the self-check, and what the others have by groups only."""
     yield linear_case("linear_ternary tiny few 4", "a8", "ternary", 3, 36, 4, few=True)
-    several: dict[str, dict[str, Any]] = {"norm": {}, "quantize": {}, "glu": {"act": "relu2", "gain": True}}
-    for first, options in several.items():
-        yield fused_case(f"{first}_linear tiny few 4", first, "a8", 3, 36, 4, few=True, **options)
-    yield fused_case("norm_linear accumulate", "norm", "a8", 7, 68, 1, accumulate=True)
-    yield merge_case("merge_linear tiny few 4", "a8", 2, 16, 4, 3, few=True, gain=True)
-    yield merge_case("merge_linear alone", "a8", 2, 16, 1, 3, accumulate=False)
+    yield fused_case("norm_linear accumulate", "norm", "a8", 7, 68, accumulate=True)
+    yield merge_case("merge_linear alone", "a8", 2, 16, 3, accumulate=False)

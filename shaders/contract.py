@@ -85,9 +85,6 @@ def _tiles(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         when = {**entry["when"], "T": [least, tile]}
         if tile > 1:
             when["few"] = [1, 1]
-        if "tile_bytes" in entry:
-            symbol, most = entry["tile_bytes"]
-            when[symbol] = [0, most // tile]
         name = entry["name"] if tile == 1 else f"{entry['name']}_{tile}"
         yield {**entry, "name": name, "when": when, "overrides": {**entry["overrides"], "TOKENS": tile}}
         least = tile + 1

@@ -1,25 +1,25 @@
 // norm_linear, quantize_linear, glu_linear, merge_linear: norm, quantize, glu or the merge of attention, and the ternary
-// product that follows, for up to eight tokens, in one dispatch.
-// Every workgroup makes the integer activations anew, which costs less than a dispatch of their own while K is small.
+// product that follows, for one token, in one dispatch.
+// Every workgroup makes the integer activations anew, which costs less than a dispatch of their own for one token.
 //
-//   v[t, i]    = x[t, i], or act(gate[t, i]) * up[t, i] with ACT (formulas of normalize.wgsl), or with MERGE what
+//   v[i]       = x[i], or act(gate[i]) * up[i] with ACT (formulas of normalize.wgsl), or with MERGE what
 //                attention_merge.wgsl makes of at most four parts, with the same roundings
-//   a[t, i]    = v * gain[i] / sqrt(mean(v^2) + eps) with NORM, else v
+//   a[i]       = v * gain[i] / sqrt(mean(v^2) + eps) with NORM, else v
 //   q, x_scale = integers of a (BitNet absmax: 127 or 32639 steps, 1e-5 at least), as in normalize.wgsl
-//   y[t, n]    = ternary product of q and w, as in linear_ternary.wgsl
+//   y[n]       = ternary product of q and w, as in linear_ternary.wgsl
 //
-// x       vec4<f32> [T, K/4]            read        with ACT [T, 2, K/4], gate first; with MERGE parts
-//                                                    [T, HEADS, CHUNKS, HEAD_DIM/4 + 1]
+// x       vec4<f32> [K/4]               read        with ACT [2, K/4], gate first; with MERGE parts
+//                                                    [HEADS, CHUNKS, HEAD_DIM/4 + 1]
 // gain    vec4<f32> [K/4]               read        GAIN only
 // w       vec4<u32> [N, BLOCKS]         read        16 two-bit codes a word
 // scales  u32 [SCALE_WORDS]             read        f32 [N], or f16 [N, GROUPS] two a word
 // bias    f32 [OUT_N]                   read        BIAS only
-// y       f32 [T, OUT_N]                read_write  this piece writes columns first_row .. first_row + n - 1
+// y       f32 [OUT_N]                   read_write  this piece writes columns first_row .. first_row + n - 1
 //
 // ROWS rows a workgroup, folded over x and y; threads and rows as in linear_ternary.wgsl. K is a multiple of 4, BLOCKS =
-// ceil(K/64). T is step.tokens, at most TOKENS, at most 8. The integers lie in workgroup memory: TOKENS * BLOCKS * 64
-// bytes a plane, with the sums at most 12096 bytes, and 4 KiB more. K is at most 128 * WORKGROUP. ROWS is a multiple of 4,
-// WORKGROUP a multiple of 16 of at most 256. Needs packed_4x8_integer_dot_product.
+// ceil(K/64). The integers lie in workgroup memory: BLOCKS * 64 bytes a plane, with the sums at most 12096 bytes, and 4 KiB
+// more. K is at most 128 * WORKGROUP. ROWS is a multiple of 4, WORKGROUP a multiple of 16 of at most 256. Needs
+// packed_4x8_integer_dot_product.
 
 const A16: u32 = 2u;
 const SILU: u32 = 1u;
@@ -29,7 +29,6 @@ const INFINITY_BITS: u32 = 0x7f800000u;
 
 override WORKGROUP: u32 = 256;
 override ROWS: u32 = 24;
-override TOKENS: u32 = 1;
 override N: u32 = 1;
 override K: u32 = 4;
 override EPS: f32 = 0.0;
@@ -38,7 +37,6 @@ override BLOCKS: u32 = 1;
 override GROUPS: u32 = 1;
 override GROUP_BLOCKS: u32 = 1;
 override FIRST_ROW: u32 = 0;
-override OUT_STRIDE: u32 = 1;
 override ACTIVATION: u32 = 1;
 override SCALE_GROUP: u32 = 0;
 override BIAS: u32 = 0;
@@ -59,11 +57,10 @@ override GAIN: u32 = 0;
 @group(0) @binding(6) var<storage, read> bias: array<f32>;
 @group(0) @binding(7) var<storage, read_write> y: array<f32>;
 
-// [token, block, plane, quarter of the block]
-var<workgroup> q: array<vec4<u32>, TOKENS * Q_VECTORS>;
-// [token, block]
-var<workgroup> q_sums: array<atomic<i32>, TOKENS * BLOCKS>;
-var<workgroup> x_scale: array<f32, TOKENS>;
+// [block, plane, quarter of the block]
+var<workgroup> q: array<vec4<u32>, Q_VECTORS>;
+var<workgroup> q_sums: array<atomic<i32>, BLOCKS>;
+var<workgroup> x_scale: f32;
 // Bit patterns of i32 (by row) or f32 (by group), one component a row; before that, sums of squares and maxima.
 var<workgroup> partial: array<vec4<u32>, WORKGROUP>;
 var<workgroup> sixteen: array<vec2<u32>, 16>;
@@ -100,29 +97,6 @@ fn dots(c: Codes, v: vec4<u32>) -> vec4<i32> {
     return vec4<i32>(dot16(c.r0, v), dot16(c.r1, v), dot16(c.r2, v), dot16(c.r3, v));
 }
 
-// Sums of up to eight tokens, one component a row. By name and not in an array, which drivers keep in memory.
-struct Sums {
-    t0: vec4<i32>,
-    t1: vec4<i32>,
-    t2: vec4<i32>,
-    t3: vec4<i32>,
-    t4: vec4<i32>,
-    t5: vec4<i32>,
-    t6: vec4<i32>,
-    t7: vec4<i32>,
-}
-
-struct FloatSums {
-    t0: vec4<f32>,
-    t1: vec4<f32>,
-    t2: vec4<f32>,
-    t3: vec4<f32>,
-    t4: vec4<f32>,
-    t5: vec4<f32>,
-    t6: vec4<f32>,
-    t7: vec4<f32>,
-}
-
 fn add_partials(a: vec4<u32>, b: vec4<u32>) -> vec4<u32> {
     if (SCALE_GROUP == 1u) {
         return bitcast<vec4<u32>>(bitcast<vec4<f32>>(a) + bitcast<vec4<f32>>(b));
@@ -147,11 +121,11 @@ fn activate(g: vec4<f32>) -> vec4<f32> {
     return g / (1.0 + exp(min(-z, vec4<f32>(87.0))));
 }
 
-// Four dimensions of the attention of a token, from parts of 64 keys, in the order of attention_merge.wgsl.
-fn merged(token: u32, quad: u32) -> vec4<f32> {
+// Four dimensions of the attention, from parts of 64 keys, in the order of attention_merge.wgsl.
+fn merged(quad: u32) -> vec4<f32> {
     let quads = HEAD_DIM / 4u;
-    let first = (token * HEADS + quad / quads) * CHUNKS * (quads + 1u);
-    let last = (step.x + token) / 64u;
+    let first = quad / quads * CHUNKS * (quads + 1u);
+    let last = step.x / 64u;
     // All loads at once: what is beyond the last part repeats it and is not used.
     let at = vec4<u32>(first) + min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last)) * (quads + 1u);
     let own = at + quad % quads;
@@ -183,16 +157,14 @@ fn merged(token: u32, quad: u32) -> vec4<f32> {
 }
 
 // v of four columns.
-fn value(token: u32, quad: u32) -> vec4<f32> {
-    let quads = K / 4u;
+fn value(quad: u32) -> vec4<f32> {
     if (MERGE == 1u) {
-        return merged(token, quad);
+        return merged(quad);
     }
     if (ACT == 0u) {
-        return x[token * quads + quad];
+        return x[quad];
     }
-    let gate = 2u * token * quads + quad;
-    return activate(x[gate]) * x[gate + quads];
+    return activate(x[quad]) * x[quad + K / 4u];
 }
 
 fn gained(v: vec4<f32>, quad: u32) -> vec4<f32> {
@@ -240,7 +212,7 @@ fn integer_limit() -> f32 {
 }
 
 // Four columns of the integers into workgroup memory.
-fn store_quad(token: u32, quad: u32, v: vec4<f32>, to_integer: f32) {
+fn store_quad(quad: u32, v: vec4<f32>, to_integer: f32) {
     if (quad >= BLOCKS * 16u) {
         return;
     }
@@ -248,7 +220,7 @@ fn store_quad(token: u32, quad: u32, v: vec4<f32>, to_integer: f32) {
     let lowest = select(-128.0, -32639.0, ACTIVATION == A16);
     let n = vec4<i32>(clamp(round(v * to_integer), vec4<f32>(lowest), vec4<f32>(limit)));
     let block = quad >> 4u;
-    let at = token * Q_VECTORS + block * planes() * 4u + ((quad >> 2u) & 3u);
+    let at = block * planes() * 4u + ((quad >> 2u) & 3u);
     if (ACTIVATION == A16) {
         let low = ((n + 128) & vec4<i32>(255)) - 128;
         q[at][quad & 3u] = pack_bytes((n - low) >> vec4<u32>(8u));
@@ -256,13 +228,13 @@ fn store_quad(token: u32, quad: u32, v: vec4<f32>, to_integer: f32) {
     } else {
         q[at][quad & 3u] = pack_bytes(n);
     }
-    atomicAdd(&q_sums[token * BLOCKS + block], n.x + n.y + n.z + n.w);
+    atomicAdd(&q_sums[block], n.x + n.y + n.z + n.w);
 }
 
 // Zero beyond the columns.
-fn value_or_zero(token: u32, quad: u32) -> vec4<f32> {
+fn value_or_zero(quad: u32) -> vec4<f32> {
     if (quad < K / 4u) {
-        return value(token, quad);
+        return value(quad);
     }
     return vec4<f32>(0.0);
 }
@@ -272,20 +244,20 @@ fn largest(v: vec4<f32>) -> u32 {
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
 }
 
-// The integers of one token into workgroup memory. `q_sums` are zero before.
-fn quantize(token: u32, thread: u32) {
+// The integers into workgroup memory. `q_sums` are zero before.
+fn quantize(thread: u32) {
     let last = K / 4u - 1u;
     // The first three rounds stay in registers; what is beyond is read, and activated, twice.
     let quads = vec3<u32>(thread) + vec3<u32>(0u, WORKGROUP, 2u * WORKGROUP);
-    var v0 = value_or_zero(token, quads.x);
+    var v0 = value_or_zero(quads.x);
     var v1 = vec4<f32>(0.0);
     var v2 = vec4<f32>(0.0);
     var squares = dot(v0, v0);
     v0 = gained(v0, min(quads.x, last));
     var max_bits = largest(v0);
     if (BLOCKS * 16u > WORKGROUP) {
-        v1 = value_or_zero(token, quads.y);
-        v2 = value_or_zero(token, quads.z);
+        v1 = value_or_zero(quads.y);
+        v2 = value_or_zero(quads.z);
         squares += dot(v1, v1);
         squares += dot(v2, v2);
         v1 = gained(v1, min(quads.y, last));
@@ -293,7 +265,7 @@ fn quantize(token: u32, thread: u32) {
         max_bits = max(max_bits, max(largest(v1), largest(v2)));
     }
     for (var quad = quads.z + WORKGROUP; quad <= last; quad += WORKGROUP) {
-        let v = value(token, quad);
+        let v = value(quad);
         squares += dot(v, v);
         max_bits = max(max_bits, largest(gained(v, quad)));
     }
@@ -306,129 +278,62 @@ fn quantize(token: u32, thread: u32) {
     let absmax = max(bitcast<f32>(totals.max_bits) * factor, ABSMAX_FLOOR);
     let to_integer = limit / absmax;
     if (thread == 0u) {
-        x_scale[token] = select(absmax / limit, bitcast<f32>(totals.max_bits), totals.max_bits >= INFINITY_BITS);
+        x_scale = select(absmax / limit, bitcast<f32>(totals.max_bits), totals.max_bits >= INFINITY_BITS);
     }
-    store_quad(token, quads.x, v0 * factor, to_integer);
+    store_quad(quads.x, v0 * factor, to_integer);
     if (BLOCKS * 16u > WORKGROUP) {
-        store_quad(token, quads.y, v1 * factor, to_integer);
-        store_quad(token, quads.z, v2 * factor, to_integer);
+        store_quad(quads.y, v1 * factor, to_integer);
+        store_quad(quads.z, v2 * factor, to_integer);
     }
     for (var quad = quads.z + WORKGROUP; quad < BLOCKS * 16u; quad += WORKGROUP) {
-        store_quad(token, quad, gained(value_or_zero(token, quad), min(quad, last)) * factor, to_integer);
+        store_quad(quad, gained(value_or_zero(quad), min(quad, last)) * factor, to_integer);
     }
 }
 
-// T; one token needs no look at the step.
-fn token_count() -> u32 {
-    if (TOKENS == 1u) {
-        return 1u;
-    }
-    return min(TOKENS, step.y);
-}
-
-// Of tokens beyond the last whatever workgroup memory holds: their sums are not written.
-fn token_of(token: u32) -> u32 {
-    return token;
-}
-
-fn token_dots(c: Codes, token: u32, block: u32, word: u32) -> vec4<i32> {
-    let at = token * Q_VECTORS + block * planes() * 4u + word;
+// Sixteen columns, word `word` of a block.
+fn word_dots(c: Codes, block: u32, word: u32) -> vec4<i32> {
+    let at = block * planes() * 4u + word;
     if (ACTIVATION == A16) {
         return dots(c, q[at]) * 256 + dots(c, q[at + 4u]);
     }
     return dots(c, q[at]);
 }
 
-// Adds sixteen columns, word `word` of a block.
-fn add_word(sums: Sums, c: Codes, block: u32, word: u32) -> Sums {
-    var s = sums;
-    s.t0 += token_dots(c, token_of(0u), block, word);
-    if (TOKENS > 1u) {
-        s.t1 += token_dots(c, token_of(1u), block, word);
-        s.t2 += token_dots(c, token_of(2u), block, word);
-        s.t3 += token_dots(c, token_of(3u), block, word);
-    }
-    if (TOKENS > 4u) {
-        s.t4 += token_dots(c, token_of(4u), block, word);
-        s.t5 += token_dots(c, token_of(5u), block, word);
-        s.t6 += token_dots(c, token_of(6u), block, word);
-        s.t7 += token_dots(c, token_of(7u), block, word);
-    }
-    return s;
+// The sums of a block of four rows, less those of its activations.
+fn block_dots(w0: vec4<u32>, w1: vec4<u32>, w2: vec4<u32>, w3: vec4<u32>, block: u32) -> vec4<i32> {
+    return word_dots(Codes(unpack(w0.x), unpack(w1.x), unpack(w2.x), unpack(w3.x)), block, 0u)
+        + word_dots(Codes(unpack(w0.y), unpack(w1.y), unpack(w2.y), unpack(w3.y)), block, 1u)
+        + word_dots(Codes(unpack(w0.z), unpack(w1.z), unpack(w2.z), unpack(w3.z)), block, 2u)
+        + word_dots(Codes(unpack(w0.w), unpack(w1.w), unpack(w2.w), unpack(w3.w)), block, 3u)
+        - vec4<i32>(atomicLoad(&q_sums[block]));
 }
 
-fn add_block(w0: vec4<u32>, w1: vec4<u32>, w2: vec4<u32>, w3: vec4<u32>, block: u32) -> Sums {
-    var s = Sums();
-    s = add_word(s, Codes(unpack(w0.x), unpack(w1.x), unpack(w2.x), unpack(w3.x)), block, 0u);
-    s = add_word(s, Codes(unpack(w0.y), unpack(w1.y), unpack(w2.y), unpack(w3.y)), block, 1u);
-    s = add_word(s, Codes(unpack(w0.z), unpack(w1.z), unpack(w2.z), unpack(w3.z)), block, 2u);
-    s = add_word(s, Codes(unpack(w0.w), unpack(w1.w), unpack(w2.w), unpack(w3.w)), block, 3u);
-    return s;
+fn group_scales(rows: vec4<u32>, block: u32) -> vec4<f32> {
+    return vec4<f32>(group_scale(rows.x, block), group_scale(rows.y, block),
+                     group_scale(rows.z, block), group_scale(rows.w, block));
 }
 
-fn block_sum(token: u32, block: u32) -> i32 {
-    return atomicLoad(&q_sums[token * BLOCKS + block]);
-}
-
-// Adds the sums of a block, less those of its activations, to those of a row or, with their scales, of the groups.
-fn add_sums(isums: Sums, s: Sums, block: u32) -> Sums {
-    var i = isums;
-    i.t0 += s.t0 - vec4<i32>(block_sum(token_of(0u), block));
-    if (TOKENS > 1u) {
-        i.t1 += s.t1 - vec4<i32>(block_sum(token_of(1u), block));
-        i.t2 += s.t2 - vec4<i32>(block_sum(token_of(2u), block));
-        i.t3 += s.t3 - vec4<i32>(block_sum(token_of(3u), block));
-    }
-    if (TOKENS > 4u) {
-        i.t4 += s.t4 - vec4<i32>(block_sum(token_of(4u), block));
-        i.t5 += s.t5 - vec4<i32>(block_sum(token_of(5u), block));
-        i.t6 += s.t6 - vec4<i32>(block_sum(token_of(6u), block));
-        i.t7 += s.t7 - vec4<i32>(block_sum(token_of(7u), block));
-    }
-    return i;
-}
-
-fn add_scaled(fsums: FloatSums, s: Sums, rows: vec4<u32>, block: u32) -> FloatSums {
-    let scale = vec4<f32>(group_scale(rows.x, block), group_scale(rows.y, block),
-                          group_scale(rows.z, block), group_scale(rows.w, block));
-    var f = fsums;
-    f.t0 = fma(vec4<f32>(s.t0 - vec4<i32>(block_sum(token_of(0u), block))), scale, f.t0);
-    if (TOKENS > 1u) {
-        f.t1 = fma(vec4<f32>(s.t1 - vec4<i32>(block_sum(token_of(1u), block))), scale, f.t1);
-        f.t2 = fma(vec4<f32>(s.t2 - vec4<i32>(block_sum(token_of(2u), block))), scale, f.t2);
-        f.t3 = fma(vec4<f32>(s.t3 - vec4<i32>(block_sum(token_of(3u), block))), scale, f.t3);
-    }
-    if (TOKENS > 4u) {
-        f.t4 = fma(vec4<f32>(s.t4 - vec4<i32>(block_sum(token_of(4u), block))), scale, f.t4);
-        f.t5 = fma(vec4<f32>(s.t5 - vec4<i32>(block_sum(token_of(5u), block))), scale, f.t5);
-        f.t6 = fma(vec4<f32>(s.t6 - vec4<i32>(block_sum(token_of(6u), block))), scale, f.t6);
-        f.t7 = fma(vec4<f32>(s.t7 - vec4<i32>(block_sum(token_of(7u), block))), scale, f.t7);
-    }
-    return f;
-}
-
-fn write(token: u32, row: u32, sum: u32) {
+fn write(row: u32, sum: u32) {
     var value: f32;
     if (SCALE_GROUP == 1u) {
-        value = bitcast<f32>(sum) * x_scale[token];
+        value = bitcast<f32>(sum) * x_scale;
     } else {
-        value = f32(bitcast<i32>(sum)) * x_scale[token] * bitcast<f32>(scales[row]);
+        value = f32(bitcast<i32>(sum)) * x_scale * bitcast<f32>(scales[row]);
     }
     let column = FIRST_ROW + row;
-    let at = token * OUT_STRIDE + column;
     // Left out, not multiplied by zero: without them the result is products alone, which no compiler
     // may contract, and equals the reference bit for bit.
     if (BIAS == 1u) {
         value += bias[column];
     }
     if (ACCUMULATE == 1u) {
-        value += y[at];
+        value += y[column];
     }
-    y[at] = value;
+    y[column] = value;
 }
 
-// The sums of all lanes, of one token, to y.
-fn finish(token: u32, isum: vec4<i32>, fsum: vec4<f32>, start: u32, end: u32, thread: u32) {
+// The sums of all lanes to y.
+fn finish(isum: vec4<i32>, fsum: vec4<f32>, start: u32, end: u32, thread: u32) {
     partial[thread] = select(bitcast<vec4<u32>>(isum), bitcast<vec4<u32>>(fsum), SCALE_GROUP == 1u);
     workgroupBarrier();
     let lanes = min(BLOCKS, WORKGROUP);
@@ -453,7 +358,7 @@ fn finish(token: u32, isum: vec4<i32>, fsum: vec4<f32>, start: u32, end: u32, th
         for (var i = 1u; i < min(lanes, 16u); i++) {
             sum = add_partials(sum, partial[base + i]);
         }
-        write(token, start + thread, sum[thread & 3u]);
+        write(start + thread, sum[thread & 3u]);
     }
     workgroupBarrier();
 }
@@ -466,7 +371,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     if (first >= N) {
         return;
     }
-    let tokens = token_count();
     let end = min(first + ROWS, N);
     let lanes = min(BLOCKS, WORKGROUP);
     let groups = WORKGROUP / lanes;
@@ -480,20 +384,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
     var w2 = w[early.z];
     var w3 = w[early.w];
 
-    for (var i = thread; i < TOKENS * BLOCKS; i += WORKGROUP) {
+    for (var i = thread; i < BLOCKS; i += WORKGROUP) {
         atomicStore(&q_sums[i], 0);
     }
     workgroupBarrier();
-    for (var token = 0u; token < tokens; token++) {
-        quantize(token, thread);
-        // The reduction of the next token writes what this one still reads.
-        workgroupBarrier();
-    }
+    quantize(thread);
+    workgroupBarrier();
 
     for (var start = first; start < end; start += groups * 4u) {
         let row = start + group * 4u;
-        var isums = Sums();
-        var fsums = FloatSums();
+        var isums = vec4<i32>(0);
+        var fsums = vec4<f32>(0.0);
         if (group < groups && row < end) {
             // Rows beyond the last repeat it and are not written.
             let rows = min(vec4<u32>(row) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(N - 1u));
@@ -504,35 +405,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>,
                     w2 = w[rows.z * BLOCKS + block];
                     w3 = w[rows.w * BLOCKS + block];
                 }
-                let s = add_block(w0, w1, w2, w3, block);
+                let s = block_dots(w0, w1, w2, w3, block);
                 if (SCALE_GROUP == 1u) {
-                    fsums = add_scaled(fsums, s, rows, block);
+                    fsums = fma(vec4<f32>(s), group_scales(rows, block), fsums);
                 } else {
-                    isums = add_sums(isums, s, block);
+                    isums += s;
                 }
             }
         }
-        finish(0u, isums.t0, fsums.t0, start, end, thread);
-        if (tokens > 1u) {
-            finish(1u, isums.t1, fsums.t1, start, end, thread);
-        }
-        if (tokens > 2u) {
-            finish(2u, isums.t2, fsums.t2, start, end, thread);
-        }
-        if (tokens > 3u) {
-            finish(3u, isums.t3, fsums.t3, start, end, thread);
-        }
-        if (tokens > 4u) {
-            finish(4u, isums.t4, fsums.t4, start, end, thread);
-        }
-        if (tokens > 5u) {
-            finish(5u, isums.t5, fsums.t5, start, end, thread);
-        }
-        if (tokens > 6u) {
-            finish(6u, isums.t6, fsums.t6, start, end, thread);
-        }
-        if (tokens > 7u) {
-            finish(7u, isums.t7, fsums.t7, start, end, thread);
-        }
+        finish(isums, fsums, start, end, thread);
     }
 }

@@ -76,7 +76,7 @@ def op_symbols(op: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]], k
         reads = [values[op[name]] for name in spec.get("reads", {})]
         weighed = bool(spec.get("weights")) and bool(reads)
         takes_last = out["shape"][0] == "R" and not (not weighed and reads and reads[0]["shape"][0] == "R")
-        symbols |= {"last_rows": int(takes_last), "K": out["shape"][1]}
+        symbols |= {"last_rows": int(takes_last), "K": out["shape"][1], "K_REST": out["shape"][1] % 4}
         source = values[op[spec["via"]]] if "via" in spec else reads[0] if weighed else out
         symbols |= activation_symbols(source["dtype"])
         if "via" in spec:

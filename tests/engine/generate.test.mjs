@@ -127,6 +127,23 @@ test('an abort ends the answer without an error, in the prompt or in between, an
   assert.equal(subject.cached.length, 8);
 });
 
+test('a prompt is read in larger pieces where that is quick, and in smaller ones where it is not', async () => {
+  const subject = session(sum, { contextLength: 1024, chunk: 512 });
+  const prompt = Array.from({ length: 900 }, (_, index) => index % 50);
+  const sizes = async () => {
+    subject.cached = [];
+    subject.executor.log = [];
+    await run(subject, prompt, { max_tokens: 1 });
+    return subject.executor.log.filter(([kind]) => kind === 'prefill').map(([, count]) => count);
+  };
+  assert.deepEqual(await sizes(), [128, 256, 512, 4]);
+  assert.deepEqual(await sizes(), [512, 388]);
+  subject.adaptRead(1000);
+  assert.deepEqual(await sizes(), [256, 512, 132]);
+  for (let slow = 0; slow < 5; slow++) subject.adaptRead(1000);
+  assert.equal(subject.read, 128, 'tiles of the kernels stay full');
+});
+
 test('broken numbers are a typed error, not text', async () => {
   const subject = session((ids) => (ids.length > 6 ? INVALID : 20));
   await assert.rejects(run(subject, [1, 2, 3]), fails('numbers-broken'));

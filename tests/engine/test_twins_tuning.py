@@ -17,7 +17,7 @@ TEXTS = [
     "default, norm_linear=off",
     "norm_linear=off,linear_ternary.ROWS=32",
     "linear_ternary.ROWS=32 , linear_ternary.WORKGROUP=64,linear_ternary.ROWS=8",
-    "norm_linear_4.ROWS=16",
+    "linear_ternary_4.ROWS=24",
     "norm_linear",
     "norm_linear=on",
     "NORM_LINEAR=off",

@@ -92,15 +92,19 @@ def optional(spec: Mapping[str, Any]) -> set[str]:
 
 
 def test_tiles_are_kernels_of_their_own() -> None:
-    entry = next(entry for entry in document()["kernels"] if entry["name"] == "norm_linear")
-    made = [kernel for kernel in kernels() if kernel.op == "norm_linear" and not kernel.needs]
-    assert [kernel.name for kernel in made] == ["norm_linear", "norm_linear_4", "norm_linear_8"]
+    entry = next(entry for entry in document()["kernels"] if entry["name"] == "linear_ternary")
+    made = [kernel for kernel in kernels() if kernel.name.rstrip("_48") == "linear_ternary"]
+    assert [kernel.name for kernel in made] == ["linear_ternary", "linear_ternary_4", "linear_ternary_8"]
     assert [kernel.overrides["TOKENS"] for kernel in made] == entry["tiles"] == [1, 4, 8]
     assert [kernel.when["T"] for kernel in made] == [[1, 1], [2, 4], [5, 8]]
     assert [kernel.when.get("few") for kernel in made] == [None, [1, 1], [1, 1]]
-    symbol, most = entry["tile_bytes"]
-    assert [kernel.when[symbol] for kernel in made] == [[0, most], [0, most // 4], [0, most // 8]]
-    assert all(kernel.when["K"] == entry["when"]["K"] for kernel in made)
+
+
+def test_fused_products_are_for_one_token_that_fits_workgroup_memory() -> None:
+    """Each workgroup makes the integers anew: of several tokens that costs more than a dispatch."""
+    fused = [kernel for kernel in kernels() if kernel.file in ("linear_fused.wgsl", "linear_rows.wgsl")]
+    assert len(fused) == 8
+    assert all(kernel.when["T"] == [1, 1] and kernel.when["Q_BYTES"] == [0, 12096] for kernel in fused)
 
 
 def test_the_most_tokens_of_a_verification_have_kernels() -> None:

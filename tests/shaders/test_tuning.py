@@ -31,7 +31,7 @@ def cases_of(kernel: Kernel) -> list[Case]:
     """The tallest of a kernel's cases, with scales by row and, of those for one token, by group."""
     found: dict[str, Case] = {}
     for case in all_cases():
-        if case.kernel == kernel.name and (kernel.overrides["TOKENS"] == 1 or not found):
+        if case.kernel == kernel.name and (kernel.overrides.get("TOKENS", 1) == 1 or not found):
             best = found.setdefault(case.symbols["scale"], case)
             if case.symbols["N"] > best.symbols["N"]:
                 found[case.symbols["scale"]] = case

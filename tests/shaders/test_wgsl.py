@@ -171,16 +171,15 @@ def test_the_base_form_needs_no_extension(file: str) -> None:
 
 #: Functions and structs that several files have, for WGSL includes nothing: what changes in one changes in all.
 TWINS = {
-    ("linear_rows", "linear_ternary_rows"): "Ahead Codes Row Sums Words add_loaded load planes unpack",
-    ("linear_fused", "linear_ternary"): (
-        "Codes FloatSums Sums add_block add_partials add_scaled add_sums add_word dot16 dots finish group_scale half "
-        "planes unpack write"
-    ),
+    ("linear_rows", "linear_ternary_rows"): "Ahead Codes Words load planes unpack",
+    ("linear_fused", "linear_ternary"): "Codes add_partials dot16 dots group_scale half planes unpack",
     ("linear_ternary", "linear_ternary_tiled"): "Codes FloatSums Sums dot16 dots half unpack",
     ("linear_ternary_tiled", "linear_ternary_narrow"): "Params dot16 group_scale half",
     ("linear_ternary", "linear_float_wide", "linear_ternary_rows"): "token_count",
     ("linear_fused", "linear_rows"): "activate integer_limit largest pack_bytes planes",
     ("linear_fused", "normalize"): "Totals integer_limit pack_bytes",
+    ("normalize_wide", "normalize"): "Totals integer_limit pack_bytes reduce",
+    ("normalize_wide", "linear_rows"): "activate gained largest",
     ("attention_group", "rope_attention"): "Mixed key_dots quad_dots quad_of row_vectors signed_bytes vector_quads",
     ("attention_group", "rope_attention", "attention", "attention_merge"): "first_key",
     ("rope_append", "rope_attention"): "head_value",

@@ -35,7 +35,6 @@ import { TercetError } from './errors.js';
  * @property {[Dim, Dim, Dim]} dispatch
  * @property {string} tolerance
  * @property {number[]} [tiles]  most tokens of the kernels that an entry stands for
- * @property {[string, number]} [tile_bytes]  a symbol that times the tokens of a tile may be so large
  *
  * @typedef {object} Rewrite
  * @property {string[]} ops
@@ -104,7 +103,7 @@ export function checkContract(json) {
  * @returns {Kernel[]}
  */
 function tilesOf(entry) {
-  const { tiles, tile_bytes: bytes, name, when, overrides } = entry;
+  const { tiles, name, when, overrides } = entry;
   if (!tiles) return [entry];
   return tiles.map((tile, index) => ({
     ...entry,
@@ -113,7 +112,6 @@ function tilesOf(entry) {
       ...when,
       T: [(tiles[index - 1] ?? 0) + 1, tile],
       ...(tile > 1 ? { few: [1, 1] } : {}),
-      ...(bytes ? { [bytes[0]]: [0, Math.floor(bytes[1] / tile)] } : {}),
     },
     overrides: { ...overrides, TOKENS: tile },
   }));

@@ -177,7 +177,8 @@ export class Executor {
     if (!bound) throw new TercetError('internal', `No kernels run steps of ${kind} tokens here.`);
     const operations = sections.flatMap((section) => bound.program[section]);
     const commands = commandsFor(operations, tokens, kind === 'few' ? tokens : 1, rounded);
-    if (kind !== 'many' || tokens === this.chunk) this.known.set(key, commands);
+    // Of prompts only the usual chunks, so that few lists are kept.
+    if (kind !== 'many' || (tokens & (tokens - 1)) === 0) this.known.set(key, commands);
     return commands;
   }
 

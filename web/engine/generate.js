@@ -41,6 +41,10 @@ import { rolled } from './window.js';
 
 /** A batch takes about this long, so that text comes smoothly and an abort is quick, in ms. */
 const BATCH_MS = 25;
+/** A prompt is read so many tokens at once at first, more if that takes less than a quarter of READ_MS. */
+const FIRST_READ = 128;
+/** A chunk of a prompt takes about this long, so that its progress shows, in ms. */
+const READ_MS = 250;
 /** The ring of ids must outlast all batches that are on their way. */
 const RING_SHARE = 4;
 
@@ -77,6 +81,8 @@ export class Session {
     this.running = false;
     /** Steps of the next batch, from how long the last ones took. */
     this.batch = 1;
+    /** Tokens of the next chunk of a prompt, likewise. */
+    this.read = Math.min(FIRST_READ, executor.chunk);
     /** What steps cost here; null: not known, and nothing is guessed unless it must be. @type {Costs|null} */
     this.costs = null;
     this.drafts = new PromptLookup();
@@ -254,14 +260,23 @@ export class Session {
     for (;;) {
       if (signal?.aborted) return null;
       const start = this.cached.length;
-      const end = Math.min(start + this.executor.chunk, prompt.length);
+      const end = Math.min(start + this.read, prompt.length);
       const isLast = end === prompt.length;
+      const began = performance.now();
       const step = await this.executor.prefill(prompt.slice(start, end), start, isLast ? mode : null, signal);
       if (!step) return null;
       if (step.ids) return [step.ids];
       this.cached.push(...prompt.slice(start, end));
+      this.adaptRead(performance.now() - began);
       onPrompt?.(end, prompt.length);
     }
+  }
+
+  /** @param {number} chunkMs how long the last chunk took */
+  adaptRead(chunkMs) {
+    const { chunk } = this.executor;
+    if (chunkMs < READ_MS / 4) this.read = Math.min(2 * this.read, chunk);
+    else if (chunkMs > 2 * READ_MS) this.read = Math.min(chunk, Math.max(FIRST_READ, this.read >> 1));
   }
 
   /** @param {number} stepMs how long a step of the last batch took */

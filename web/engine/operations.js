@@ -234,7 +234,7 @@ function symbolsOf(program, contract, op, spec, tensor, { contextLength, kvCache
     symbols.last_rows = Number(out.shape[0] === 'R' && (tensor !== null || x?.shape[0] === 'T'));
   }
   if (tensor) Object.assign(symbols, tensorSymbols(contract, tensor));
-  else if (out) symbols.K = out.shape[1];
+  else if (out) Object.assign(symbols, { K: out.shape[1], K_REST: out.shape[1] % 4 });
   const via = spec.via && program.values[op[spec.via]];
   // Of a product the activations that come in decide the kernel, of all else those that go out.
   const activation = (via || (tensor && x ? x : out))?.dtype;

@@ -27,7 +27,7 @@ import { browserStore } from './store.js';
  * @property {KvKind} [kvCache]  default f16
  * @property {string} [kernels]  forces kernels, for debugging: `norm_linear=off,linear_ternary.ROWS=32`; `default`: times
  *   nothing
- * @property {number} [prefillChunk]  most tokens of a prompt that are computed at once; default 128
+ * @property {number} [prefillChunk]  most tokens of a prompt that are computed at once; default 512, where that is quick
  * @property {string[]} [without]  features of the device that are left alone
  * @property {GPUDevice} [device]  stays the caller's
  * @property {string|URL} [shadersUrl]
@@ -67,7 +67,7 @@ import { browserStore } from './store.js';
  */
 
 const DEFAULT_CONTEXT = 4096;
-const DEFAULT_CHUNK = 128;
+const DEFAULT_CHUNK = 512;
 const MAX_CHUNK = 1024;
 
 /**
