@@ -18,6 +18,7 @@ from .cli_eval import eval_progress, print_quality
 from .export import ExportOptions, ExportResult, export
 from .planes import MOST_PLANES
 from .tensors import TensorReport
+from .workers import default_workers
 
 
 class Activations(StrEnum):
@@ -78,6 +79,10 @@ def export_command(
     ] = None,
     shard_size: Annotated[int, typer.Option(help="Largest shard in MiB.", min=1, max=63)] = 32,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, if the source has none.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Threads; as many as there are processors if left out. They change nothing.", min=1),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the pack in --out.")] = False,
     no_eval: Annotated[
         bool, typer.Option("--no-eval", help="Do not measure what linears that are approximations have lost.")
@@ -102,6 +107,7 @@ def export_command(
         tokenizer=tokenizer,
         evaluate=not no_eval,
         accept_damage=accept_damage,
+        workers=workers or default_workers(),
     )
     try:
         result = _export(source, out, options)

@@ -15,21 +15,51 @@ from .planes import Book, Planes, fit_alphas
 
 #: Added to the diagonal of H, relative to its mean, so that columns that the text hardly used keep their numbers.
 DAMPING = 0.01
+#: Rows that should be compensated together: columns come one after another, each for all of them.
+ROWS_TOGETHER = 512
+_STRIP = 512
 
 #: Takes f32 ``[N, g]``, the columns of a group as earlier errors have left them, and the index of its first column;
 #: gives what rounds one of these columns, by its place in the group and f32 ``[N]``, to the values that are stored.
 FitGroup = Callable[[np.ndarray, int], Callable[[int, np.ndarray], np.ndarray]]
 
 
-def inverse_factor(gram: np.ndarray, damping: float = DAMPING) -> np.ndarray:
-    """U f32 ``[K, K]``, upper triangular, of X^T X ``[K, K]``. Its scale changes no rounding."""
-    hessian = 2 * gram.astype(np.float64)
+def inverse_factor(gram: np.ndarray, damping: float = DAMPING, *, overwrite: bool = False) -> np.ndarray:
+    """U f32 ``[K, K]``, upper triangular, of X^T X ``[K, K]``, of which the upper triangle is read.
+
+    Its scale changes no rounding. overwrite: take the memory of ``gram`` (f64), which is lost then. Beside that and
+    the result only strips of ``_STRIP`` rows are needed.
+    """
+    hessian = gram if overwrite else gram.astype(np.float64)
+    hessian *= 2
     mean = float(hessian.diagonal().mean())
     hessian[np.diag_indices_from(hessian)] += damping * mean if mean > 0 else 1.0
-    # H^-1 = U^T U, where U^-T is the lower factor of H with rows and columns reversed.
-    lower = np.linalg.cholesky(hessian[::-1, ::-1])[::-1, ::-1]
-    factor: np.ndarray = np.linalg.inv(lower).astype(np.float32)
-    return np.triu(factor)
+    strips = [slice(start, min(start + _STRIP, len(hessian))) for start in range(0, len(hessian), _STRIP)]
+    _factorize(hessian, strips)
+    _invert(hessian, strips)
+    return hessian.astype(np.float32)
+
+
+def _factorize(matrix: np.ndarray, strips: list[slice]) -> None:
+    """H to R, upper triangular, with H = R R^T: Cholesky's method from the last rows and columns to the first."""
+    for strip in reversed(strips):
+        corner = np.linalg.cholesky(matrix[strip, strip][::-1, ::-1])[::-1, ::-1]
+        matrix[strip, strip] = corner
+        above = matrix[: strip.start, strip]
+        above[...] = np.linalg.solve(corner, above.T).T
+        for other in strips[: strips.index(strip)]:
+            rest = slice(other.start, strip.start)
+            matrix[other, rest] -= above[other] @ above[rest].T
+
+
+def _invert(matrix: np.ndarray, strips: list[slice]) -> None:
+    """R, upper triangular, to its inverse; what is below the diagonal becomes 0."""
+    for strip in strips:
+        matrix[strip, : strip.start] = 0
+        corner = np.triu(np.linalg.inv(matrix[strip, strip]))
+        matrix[strip, strip] = corner
+        above = matrix[: strip.start, strip]
+        above[...] = -(matrix[: strip.start, : strip.start] @ (above @ corner))
 
 
 def compensate(values: np.ndarray, factor: np.ndarray, group: int, fit: FitGroup) -> np.ndarray:

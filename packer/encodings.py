@@ -19,7 +19,8 @@ from .errors import CheckpointError
 
 #: Columns that share a scale in q8, q4, q4a and mxfp4.
 GROUP = 32
-_POWERS = np.array([81, 27, 9, 3, 1], dtype=np.uint16)
+#: Byte of each number of five base-3 digits: ceil(v * 256 / 243).
+_PACKED = ((np.arange(243) * 256 + 242) // 243).astype(np.uint8)
 
 
 def pad_columns(values: np.ndarray, multiple: int, fill: int = 0) -> np.ndarray:
@@ -30,9 +31,12 @@ def pad_columns(values: np.ndarray, multiple: int, fill: int = 0) -> np.ndarray:
 
 def encode_trits(trits: np.ndarray) -> np.ndarray:
     """Trits int8 ``[N, K]`` to base-3 bytes ``[N, 4*ceil(K/20)]``: byte = ceil(v * 256 / 243)."""
-    codes = pad_columns(trits + np.int8(1), 20, fill=1).astype(np.uint16)
-    numbers = (codes.reshape(len(trits), -1, 5) * _POWERS).sum(axis=-1, dtype=np.uint16)
-    packed: np.ndarray = ((numbers.astype(np.uint32) * 256 + 242) // 243).astype(np.uint8)
+    codes = pad_columns(trits + np.int8(1), 20, fill=1).astype(np.uint8, copy=False).reshape(len(trits), -1, 5)
+    numbers = codes[..., 0].copy()  # at most 242, so a byte is wide enough
+    for digit in range(1, 5):
+        numbers *= np.uint8(3)
+        numbers += codes[..., digit]
+    packed: np.ndarray = _PACKED[numbers]
     return packed
 
 

@@ -23,9 +23,11 @@ from .linears import BitNetScheme, bitnet_scheme, read_ternary
 from .manifest import TensorEntry
 from .models import Matrix, Vector, build_model
 from .policy import Choice, Policy, not_ternary, widest
-from .tensors import TensorEncoder, TensorReport, require_sources, row_bytes
+from .slices import row_bytes
+from .tensors import TensorEncoder, TensorReport, require_sources
 from .ternarize import Ternary
 from .tokens import special_ids
+from .workers import Workers, default_workers
 from .writer import PackWriter, check_target
 
 #: Called before each tensor with its name, the weights done so far and those in all.
@@ -41,7 +43,8 @@ class ExportOptions:
     evaluate: hold the pack against its source if linears are approximations, and grade it. accept_damage: write it even
     if it is BROKEN. embedding: of the output head too; ``auto`` is ternary where that is exact, else q8. policy, keep,
     ternary_planes: encodings of what is not ternary, see ``policy.py``. compensate: round planes so that products, not
-    weights, are near the original's on the text of the file ``calibration``.
+    weights, are near the original's on the text of the file ``calibration``. workers: threads that read and encode;
+    the pack is the same with any number.
     """
 
     name: str | None = None
@@ -58,6 +61,7 @@ class ExportOptions:
     tokenizer: Path | None = None
     evaluate: bool = False
     accept_damage: bool = False
+    workers: int = field(default_factory=default_workers)
 
 
 @dataclass
@@ -86,7 +90,8 @@ def export(
     checkpoint = open_checkpoint(source, options.tokenizer)
     writer = PackWriter(target, options.shard_mib << 20, force=options.force)
     try:
-        result = _Exporter(checkpoint, writer, options).run(progress, eval_progress)
+        with Workers(options.workers) as workers:
+            result = _Exporter(checkpoint, writer, options, workers).run(progress, eval_progress)
     except BaseException:
         writer.abandon()
         raise
@@ -98,12 +103,12 @@ def export(
 class _Exporter:
     """One export: the model's tensors go through one after another."""
 
-    def __init__(self, checkpoint: Checkpoint, writer: PackWriter, options: ExportOptions):
+    def __init__(self, checkpoint: Checkpoint, writer: PackWriter, options: ExportOptions, workers: Workers):
         config = checkpoint.info.config
-        self.checkpoint, self.writer, self.options = checkpoint, writer, options
+        self.checkpoint, self.writer, self.options, self.workers = checkpoint, writer, options, workers
         self.model = build_model(config, checkpoint.path, checkpoint.names())
         self.scheme: BitNetScheme | None = bitnet_scheme(config, f"{checkpoint.path}: config")
-        self.encoder = TensorEncoder(checkpoint, writer)
+        self.encoder = TensorEncoder(checkpoint, writer, workers)
         matrices = [tensor for tensor in self.model.tensors() if isinstance(tensor, Matrix)]
         self.policy = Policy(options.policy, options.keep, matrices, self.model.layers, self.model.tied)
         self.policy.check_planes(options.ternary_planes, options.compensate, options.calibration)
@@ -117,7 +122,7 @@ class _Exporter:
         special = special_ids(self.checkpoint.info, self.model.vocabulary, self.checkpoint.path)
         tensors = self.model.tensors()
         if self._text is not None:
-            self._calibration = Calibration(subject_of_checkpoint(self.checkpoint), self._text)
+            self._calibration = Calibration(subject_of_checkpoint(self.checkpoint), self._text, self.workers)
         sizes = [tensor.rows * tensor.columns if isinstance(tensor, Matrix) else tensor.length for tensor in tensors]
         for index, tensor in enumerate(tensors):
             progress(tensor.name, sum(sizes[:index]), sum(sizes))
@@ -189,13 +194,14 @@ class _Exporter:
         if self.scheme is not None:
             return None
         ((name, rows),) = matrix.sources
-        return read_ternary(self.checkpoint, name, (rows, matrix.columns), None)
+        return read_ternary(self.checkpoint, name, (rows, matrix.columns), None, self.workers)
 
     def _linears(self, matrix: Matrix) -> Choice:
         """Encode a matrix of the layers: without loss if all of it is ternary, and nobody wants it otherwise."""
         parts, choices = [], self.policy.linears(matrix)
         for index, (name, rows) in enumerate(matrix.sources):
-            part, choice = read_ternary(self.checkpoint, name, (rows, matrix.columns), self.scheme), choices[index]
+            shape, choice = (rows, matrix.columns), choices[index]
+            part = read_ternary(self.checkpoint, name, shape, self.scheme, self.workers)
             if part is None and choice.encoding is None:
                 raise CheckpointError(not_ternary(self.checkpoint.path, name))
             parts.append(part)

@@ -13,9 +13,11 @@ from shaders.contract import quotient_up
 from .checkpoints import Checkpoint
 from .errors import CheckpointError
 from .ternarize import Ternary, detect, from_master, unpack_bitnet
+from .workers import SERIAL, Workers
 
-#: Rows are read in pieces of about this many bytes of float32, so that large tensors need little memory.
-PIECE_BYTES = 16 << 20
+#: Rows are read in pieces of about this many bytes of float32: large tensors need little memory, a piece fits into
+#: processors' caches, and matrices of small models are several pieces too, which workers share.
+PIECE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,11 @@ def _scheme_1bitllm(config: Mapping[str, Any], where: str) -> BitNetScheme | Non
 
 
 def read_ternary(
-    checkpoint: Checkpoint, name: str, shape: tuple[int, int], scheme: BitNetScheme | None
+    checkpoint: Checkpoint,
+    name: str,
+    shape: tuple[int, int],
+    scheme: BitNetScheme | None,
+    workers: Workers = SERIAL,
 ) -> Ternary | None:
     """A linear as trits and scales without loss, or None if it is not ternary.
 
@@ -78,13 +84,17 @@ def read_ternary(
     """
     if checkpoint.is_packed(name):
         return _read_packed(checkpoint, name, shape, scheme)
+
+    def read(span: tuple[int, int]) -> np.ndarray:
+        return read_rows(checkpoint, name, shape, *span)
+
     if scheme is not None and scheme.online:
-        return from_master(lambda: read_pieces(checkpoint, name, shape, 0, shape[0]))
+        return from_master(lambda: piece_spans(0, *shape), read, workers)
     if checkpoint.shape(name) == shape:  # else reading its numbers says what is wrong
         stored = checkpoint.ternary(name)
         if stored is not None:
             return stored
-    found = detect(read_pieces(checkpoint, name, shape, 0, shape[0]))
+    found = detect(piece_spans(0, *shape), read, workers, shape[0])
     if found is None and scheme is not None:
         raise CheckpointError(
             f"{checkpoint.path}: tensor {name}: the config says packed BitNet weights, found floats that are not "
@@ -107,12 +117,14 @@ def _read_packed(checkpoint: Checkpoint, name: str, shape: tuple[int, int], sche
             f"(packed {rows} x {columns})"
         )
     scale_name = f"{name}_scale"
-    stored = checkpoint.rows(scale_name).reshape(-1)
+    stored = checkpoint.rows(scale_name)
     with np.errstate(all="ignore"):
         scale = np.float32(1) / stored if scheme.divide else stored
+    scale = scale.reshape(-1)
     if stored.dtype != np.float32 or stored.size != 1 or not 0 < scale[0] < np.inf:
         raise CheckpointError(
-            f"{checkpoint.path}: tensor {scale_name} is {stored[:4].tolist()}, expected one positive number"
+            f"{checkpoint.path}: tensor {scale_name} is {stored.reshape(-1)[:4].tolist()} of shape "
+            f"{list(stored.shape)}, expected one positive number"
         )
     try:
         trits = unpack_bitnet(checkpoint.rows(name), rows)
@@ -133,16 +145,8 @@ def read_rows(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], start: 
     return checkpoint.rows(name, start, stop)
 
 
-def read_pieces(
-    checkpoint: Checkpoint, name: str, shape: tuple[int, int], start: int, stop: int
-) -> Iterator[np.ndarray]:
-    """Float rows ``start:stop`` of a matrix, a piece after another."""
-    for first, last in piece_spans(start, stop, shape[1]):
-        yield read_rows(checkpoint, name, shape, first, last)
-
-
-def piece_spans(start: int, stop: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Rows ``start:stop`` cut into pieces of at most ``PIECE_BYTES``, but of one row at least."""
-    step = max(1, PIECE_BYTES // (4 * columns))
+def piece_spans(start: int, stop: int, columns: int, least: int = 1) -> Iterator[tuple[int, int]]:
+    """Rows ``start:stop`` cut into pieces of at most ``PIECE_BYTES``, but of ``least`` rows at least."""
+    step = max(least, PIECE_BYTES // (4 * columns))
     for first in range(start, stop, step):
         yield first, min(first + step, stop)

@@ -13,15 +13,22 @@ from shaders.weights import WeightTensor, group_of
 
 from . import encodings
 from .checkpoints import Checkpoint
-from .compensate import compensated_planes
+from .compensate import ROWS_TOGETHER, compensated_planes
 from .errors import CheckpointError
 from .linears import piece_spans, read_rows
-from .manifest import DTYPE_BYTES, TensorEntry, data_layout
+from .manifest import TensorEntry
 from .models import Matrix, Vector, plane_name
 from .planes import GROUP as PLANE_GROUP
 from .planes import Planes, fit_planes
+from .slices import Rows, cut, spans
 from .ternarize import Ternary
+from .workers import SERIAL, Workers
 from .writer import HEADER_BYTES_A_KEY, PackWriter
+
+#: Source of a matrix, its first row and its last.
+Span = tuple[int, int, int]
+#: Packed trits of a plane, its scales, and how many of the trits are 0.
+_Plane = tuple[np.ndarray, np.ndarray, int]
 
 
 @dataclass
@@ -59,10 +66,13 @@ def require_sources(checkpoint: Checkpoint, tensors: Sequence[Matrix | Vector]) 
 
 
 class TensorEncoder:
-    """Puts tensors into a writer, one after another. reports: one for each, in order."""
+    """Puts tensors into a writer, one after another. reports: one for each, in order.
 
-    def __init__(self, checkpoint: Checkpoint, writer: PackWriter):
-        self.checkpoint, self.writer = checkpoint, writer
+    workers: encode pieces of a tensor; how many there are changes nothing of what is written.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, writer: PackWriter, workers: Workers = SERIAL):
+        self.checkpoint, self.writer, self.workers = checkpoint, writer, workers
         self.reports: list[TensorReport] = []
 
     def vector(self, vector: Vector) -> None:
@@ -82,20 +92,23 @@ class TensorEncoder:
         entry = self._entry(matrix, "ternary", kind, counts, group)
         size, zeros = scales.nbytes, 0
         starts = np.cumsum([0, *(rows for _, rows in matrix.sources)])
-        for index, (start, stop) in enumerate(_spans(entry.slices)):
-            packed = []
-            for part, first, last in self._pieces(matrix, start, stop):
-                trits = parts[part].trits[first:last]
-                zeros += trits.size - int(np.count_nonzero(trits))
-                packed.append(encodings.encode_trits(trits))
-                own = slice(part, part + 1) if kind == "parts" else slice(starts[part] + first, starts[part] + last)
-                piece = WeightTensor(
-                    matrix.name, "ternary", trits.shape, packed[-1], scales[own], kind, (len(trits),), group
-                )
-                self._prove(matrix, part, parts[part], (first, last), piece)
-            data = np.concatenate(packed)
-            size += data.nbytes
-            self.writer.add(f"{matrix.name}.data.{index}", data)
+
+        def encode(span: Span) -> tuple[np.ndarray, int]:
+            part, first, last = span
+            trits = parts[part].trits[first:last]
+            packed = encodings.encode_trits(trits)
+            own = slice(part, part + 1) if kind == "parts" else slice(starts[part] + first, starts[part] + last)
+            piece = WeightTensor(matrix.name, "ternary", trits.shape, packed, scales[own], kind, (len(trits),), group)
+            self._prove(matrix, part, parts[part], (first, last), piece)
+            return packed, trits.size - int(np.count_nonzero(trits))
+
+        for index, (start, stop) in enumerate(spans(entry.slices)):
+            data = Rows(stop - start)
+            for packed, nothing in self.workers.map(encode, self._pieces(matrix, start, stop)):
+                data.add(packed)
+                zeros += nothing
+            size += data.array.nbytes
+            self.writer.add(f"{matrix.name}.data.{index}", data.array)
             if kind != "parts":
                 self.writer.add(f"{matrix.name}.scale.{index}", scales[start:stop])
         if kind == "parts":
@@ -125,21 +138,23 @@ class TensorEncoder:
         entry = self._entry(matrix, encoding, None, (), group_of(encoding))
         tensor_scale = self._tensor_scale(matrix, parts) if encoding == "nvfp4" else None
         size, squares, errors = 0, 0.0, 0.0
-        for index, (start, stop) in enumerate(_spans(entry.slices)):
-            data, scales = [], []
-            for part, first, last in self._pieces(matrix, start, stop):
-                values = self._values(matrix, part, parts[part], first, last)
-                encoded, scale = self._encode(matrix, values, encoding, tensor_scale)
-                error = values - _decoded(encoded, scale, encoding, values.shape, tensor_scale)
-                squares += float(np.square(values, dtype=np.float64).sum())
-                errors += float(np.square(error, dtype=np.float64).sum())
-                data.append(encoded)
-                scales += [] if scale is None else [scale]
-            arrays = {"data": data, "scale": scales} if scales else {"data": data}
-            for kind, pieces in arrays.items():
-                array = np.concatenate(pieces)
-                size += array.nbytes
-                self.writer.add(f"{matrix.name}.{kind}.{index}", array)
+
+        def encode(span: Span) -> tuple[dict[str, np.ndarray], float, float]:
+            values = self._values(matrix, parts, span)
+            encoded, scales = self._encode(matrix, values, encoding, tensor_scale)
+            error = values - _decoded(encoded, scales, encoding, values.shape, tensor_scale)
+            arrays = {"data": encoded} if scales is None else {"data": encoded, "scale": scales}
+            return arrays, _squares(values), _squares(error)
+
+        for index, (start, stop) in enumerate(spans(entry.slices)):
+            joined: dict[str, Rows] = {}
+            for arrays, square, error in self.workers.map(encode, self._pieces(matrix, start, stop)):
+                squares, errors = squares + square, errors + error
+                for kind, array in arrays.items():
+                    joined.setdefault(kind, Rows(stop - start)).add(array)
+            for kind, rows in joined.items():
+                size += rows.array.nbytes
+                self.writer.add(f"{matrix.name}.{kind}.{index}", rows.array)
         if tensor_scale is not None:
             size += tensor_scale.nbytes
             self.writer.add(f"{matrix.name}.tensor_scale", tensor_scale.reshape(1))
@@ -158,20 +173,29 @@ class TensorEncoder:
         named = [replace(matrix, name=plane_name(matrix.name, plane)) for plane in range(count)]
         entries = [self._entry(one, "ternary", "group", (), PLANE_GROUP) for one in named]
         sizes, zeros, squares, errors = [0] * count, [0] * count, 0.0, 0.0
-        for index, (start, stop) in enumerate(_spans(entries[0].slices)):
-            pieces = []
-            for part, first, last in self._pieces(matrix, start, stop):
-                values = self._values(matrix, part, parts[part], first, last)
-                pieces.append(self._fit_planes(matrix, values, count, factor))
-                squares += float(np.square(values, dtype=np.float64).sum())
-                errors += float(np.square(values - pieces[-1].values(), dtype=np.float64).sum())
+
+        def encode(span: Span) -> tuple[list[_Plane], float, float]:
+            values = self._values(matrix, parts, span)
+            found = self._fit_planes(matrix, values, count, factor)
+            encoded = [
+                (encodings.encode_trits(trits), scales, trits.size - int(np.count_nonzero(trits)))
+                for trits, scales in zip(found.trits, found.scales, strict=True)
+            ]
+            return encoded, _squares(values), _squares(values - found.values())
+
+        for index, (start, stop) in enumerate(spans(entries[0].slices)):
+            data, scales = ([Rows(stop - start) for _ in range(count)] for _ in range(2))
+            pieces = self._pieces(matrix, start, stop, 1 if factor is None else ROWS_TOGETHER)
+            for encoded, square, error in self.workers.map(encode, pieces):
+                squares, errors = squares + square, errors + error
+                for plane, (packed, alphas, nothing) in enumerate(encoded):
+                    data[plane].add(packed)
+                    scales[plane].add(alphas)
+                    zeros[plane] += nothing
             for plane, one in enumerate(named):
-                trits = np.concatenate([piece.trits[plane] for piece in pieces])
-                data, scales = encodings.encode_trits(trits), np.concatenate([piece.scales[plane] for piece in pieces])
-                zeros[plane] += trits.size - int(np.count_nonzero(trits))
-                sizes[plane] += data.nbytes + scales.nbytes
-                self.writer.add(f"{one.name}.data.{index}", data)
-                self.writer.add(f"{one.name}.scale.{index}", scales)
+                sizes[plane] += data[plane].array.nbytes + scales[plane].array.nbytes
+                self.writer.add(f"{one.name}.data.{index}", data[plane].array)
+                self.writer.add(f"{one.name}.scale.{index}", scales[plane].array)
         weights = matrix.rows * matrix.columns
         for plane, one in enumerate(named):
             linears = [] if plane else [name for name, _ in matrix.sources]
@@ -192,22 +216,24 @@ class TensorEncoder:
     def _entry(
         self, matrix: Matrix, encoding: str, kind: str | None, parts: tuple[int, ...], group: int
     ) -> TensorEntry:
-        slices = _slices(matrix, encoding, self.writer.shard_bytes - 2 * HEADER_BYTES_A_KEY)
+        slices = cut(matrix, encoding, self.writer.shard_bytes - 2 * HEADER_BYTES_A_KEY)
         entry = TensorEntry(matrix.name, encoding, (matrix.rows, matrix.columns), kind, parts, group, slices)
         self.writer.entries[matrix.name] = entry
         return entry
 
     @staticmethod
-    def _pieces(matrix: Matrix, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Rows ``start:stop`` of the stacked sources as (source, its first row, its last), in pieces."""
+    def _pieces(matrix: Matrix, start: int, stop: int, least: int = 1) -> Iterator[Span]:
+        """Rows ``start:stop`` of the stacked sources, in pieces (``piece_spans``)."""
         base = 0
         for part, (_, rows) in enumerate(matrix.sources):
             first, last = max(start, base), min(stop, base + rows)
-            for span in piece_spans(first - base, last - base, matrix.columns):
+            for span in piece_spans(first - base, last - base, matrix.columns, least):
                 yield part, *span
             base += rows
 
-    def _values(self, matrix: Matrix, index: int, part: Ternary | None, start: int, stop: int) -> np.ndarray:
+    def _values(self, matrix: Matrix, parts: Sequence[Ternary | None], span: Span) -> np.ndarray:
+        index, start, stop = span
+        part = parts[index]
         if part is not None:
             return part.values(start, stop)
         name, rows = matrix.sources[index]
@@ -215,9 +241,11 @@ class TensorEncoder:
 
     def _tensor_scale(self, matrix: Matrix, parts: Sequence[Ternary | None]) -> np.float32:
         """The scale of an nvfp4 tensor, for which all of it is read once more."""
-        pieces = self._pieces(matrix, 0, matrix.rows)
-        greatest = (np.abs(self._values(matrix, part, parts[part], first, last)).max() for part, first, last in pieces)
-        return encodings.nvfp4_tensor_scale(float(max(greatest)))
+
+        def greatest(span: Span) -> float:
+            return float(np.abs(self._values(matrix, parts, span)).max())
+
+        return encodings.nvfp4_tensor_scale(max(self.workers.map(greatest, self._pieces(matrix, 0, matrix.rows))))
 
     def _encode(
         self, matrix: Matrix, values: np.ndarray, encoding: str, tensor_scale: np.float32 | None
@@ -230,35 +258,18 @@ class TensorEncoder:
             raise CheckpointError(f"{self.checkpoint.path}: tensor {matrix.name}: {error}") from None
 
 
-def _slices(matrix: Matrix, encoding: str, shard_bytes: int) -> tuple[int, ...]:
-    """Rows of each slice: as many as a shard holds, in multiples of 64."""
-    most = max(64, shard_bytes // row_bytes(encoding, matrix.columns) // 64 * 64)
-    full, rest = divmod(matrix.rows, most)
-    return (most,) * full + ((rest,) if rest else ())
-
-
-def row_bytes(encoding: str, columns: int) -> int:
-    """Most bytes that a row takes in a pack, its scales included."""
-    dtype, width = data_layout(encoding, columns)
-    scales = (4 if encoding == "q4a" else 2) * quotient_up(columns, encodings.GROUP) + 4
-    return width * DTYPE_BYTES[dtype] + scales
-
-
 def _linear_names(matrix: Matrix) -> list[str]:
     """The checkpoint's linears of the layers in a matrix."""
     return [] if matrix.is_embedding else [name for name, _ in matrix.sources]
 
 
+def _squares(values: np.ndarray) -> float:
+    return float(np.square(values, dtype=np.float64).sum())
+
+
 def _relative(errors: float, squares: float) -> float:
     """Relative RMS error, rounded, since the last digits of a long sum depend on the machine."""
     return float(f"{np.sqrt(errors / squares):.4g}") if squares else 0.0
-
-
-def _spans(slices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for rows in slices:
-        yield start, start + rows
-        start += rows
 
 
 def _merge_scales(matrix: Matrix, parts: Sequence[Ternary]) -> tuple[str, int, np.ndarray]:

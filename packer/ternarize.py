@@ -6,18 +6,22 @@ Matrices come in pieces of whole rows, so that only their trits (a byte each) ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from shaders.contract import quotient_up
 
 from .errors import CheckpointError
+from .workers import SERIAL, Workers
 
 #: Columns that share a scale, in the order in which they are tried.
 GROUPS = (256, 128, 64)
 
-Pieces = Iterable[np.ndarray]
+#: Gives the rows of a piece of a matrix, f32 ``[N, K]``.
+Read = Callable[[Any], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -50,48 +54,102 @@ def unpack_bitnet(packed: np.ndarray, rows: int) -> np.ndarray:
     Byte [r, c] bits 2i..2i+1 hold W[r + i*R, c] + 1 with R = ceil(rows/4) (transformers ``integrations/bitnet.py``).
     Raises CheckpointError on a code of 3, which no packer writes.
     """
-    codes = np.concatenate([(packed >> (2 * slot)) & 3 for slot in range(4)])[:rows]
-    if codes.max(initial=0) == 3:
+    codes = np.empty((4, *packed.shape), dtype=np.uint8)
+    for slot, part in enumerate(codes):
+        np.right_shift(packed, 2 * slot, out=part)
+    codes &= 3
+    trits = codes.reshape(-1, *packed.shape[1:])[:rows]
+    if trits.max(initial=0) == 3:
         raise CheckpointError("packed ternary bytes hold a code of 3; they are not BitNet weights")
-    return codes.view(np.int8) - np.int8(1)
+    trits -= np.uint8(1)  # 0 becomes 255, which is -1 as int8
+    return trits.view(np.int8)
 
 
-def from_master(pieces: Callable[[], Pieces]) -> Ternary:
-    """BitNet's online formula: s = 1 / mean|W|, trit = clip(round(W s), -1, 1), value = trit / s. Reads W twice."""
-    total, count = 0.0, 0
-    for weight in pieces():
-        total += float(np.abs(weight).sum(dtype=np.float64))
-        count += weight.size
-    mean = np.float32(max(total / count, 1e-5))
+def from_master(
+    pieces: Callable[[], Iterable[Any]], read: Read = lambda piece: piece, workers: Workers = SERIAL
+) -> Ternary:
+    """BitNet's online formula: s = 1 / mean|W|, trit = clip(round(W s), -1, 1), value = trit / s.
+
+    pieces: of W, in order, asked for twice. read: gives the rows of one, f32 ``[N, K]``; each itself if left out.
+    """
+
+    def total(piece: Any) -> tuple[float, int]:
+        weight = read(piece)
+        return float(np.abs(weight).sum(dtype=np.float64)), weight.size
+
+    totals, counts = zip(*workers.map(total, pieces()), strict=True)
+    mean = np.float32(max(sum(totals) / sum(counts), 1e-5))
     inverse = np.float32(1) / mean
-    trits = [np.clip(np.rint(weight * inverse), -1, 1).astype(np.int8) for weight in pieces()]
-    return Ternary(np.concatenate(trits), np.array([mean], dtype=np.float32), "parts", rounded=True)
+
+    def rounded(piece: Any) -> np.ndarray:
+        trits: np.ndarray = np.clip(np.rint(read(piece) * inverse), -1, 1).astype(np.int8)
+        return trits
+
+    trits = np.concatenate([*workers.map(rounded, pieces())])
+    return Ternary(trits, np.array([mean], dtype=np.float32), "parts", rounded=True)
 
 
-def detect(pieces: Pieces) -> Ternary | None:
+@dataclass(frozen=True)
+class _Found:
+    """A piece that is ternary: trits int8 ``[N, K]``, scales f32 ``[N, ceil(K/group)]``; group 0: one a row."""
+
+    trits: np.ndarray
+    scales: np.ndarray
+    group: int
+
+
+def detect(
+    pieces: Iterable[Any], read: Read = lambda piece: piece, workers: Workers = SERIAL, rows: int | None = None
+) -> Ternary | None:
     """A float matrix that is exactly ternary, as trits and scales without loss; None if it is not.
 
-    Tries one scale a tensor, one a row, then groups of 256, 128 and 64 columns (f16 scales).
+    Takes one scale a tensor, else one a row, else (f16) one a group of 256, 128 or 64 columns, as all pieces allow.
+    pieces, read: as in ``from_master``. rows: of all pieces; if it is known, their trits are held only once.
     """
     trits: list[np.ndarray] = []
-    #: By columns that share a scale (0: all of a row) the scales found so far; a kind that fails is dropped.
-    found: dict[int, list[np.ndarray]] = {group: [] for group in (0, *GROUPS)}
-    for weight in pieces:
-        magnitude = np.abs(weight)
-        for group, scales in list(found.items()):
-            fits = _row_scales(magnitude) if group == 0 else _group_scales(magnitude, group)
-            if fits is None:
-                del found[group]
-            else:
-                scales.append(fits)
-        if not found:
-            return None
-        trits.append((weight > 0).view(np.int8) - (weight < 0).view(np.int8))
-    group, scales = next(iter(found.items()))
-    whole, codes = np.concatenate(scales), np.concatenate(trits)
-    if group:
-        return Ternary(codes, whole, "group", group)
-    return _by_row(codes, whole)
+    parts: list[_Found] = []
+    whole, stop = None, 0
+    with closing(workers.map(lambda piece: _find(read(piece)), pieces)) as found:
+        for part in found:
+            if part is None:
+                return None
+            if rows is not None and whole is None:
+                whole = np.empty((rows, part.trits.shape[1]), dtype=np.int8)
+            if whole is not None:
+                start, stop = stop, stop + len(part.trits)
+                whole[start:stop] = part.trits
+                part = replace(part, trits=whole[start:stop])
+            trits.append(part.trits)
+            parts.append(part)
+    codes = np.concatenate(trits) if whole is None else whole
+    groups = {part.group for part in parts} - {0}
+    if not groups:
+        return _by_row(codes, np.concatenate([part.scales[:, 0] for part in parts]))
+    halves = [_regrouped(part, min(groups)) for part in parts]
+    fitting = [scales for scales in halves if scales is not None]
+    if len(fitting) < len(halves):
+        return None
+    return Ternary(codes, np.concatenate(fitting), "group", min(groups))
+
+
+def _find(weight: np.ndarray) -> _Found | None:
+    """Trits of f32 ``[N, K]`` with one scale a row, else with the widest groups of columns that have one in f16."""
+    magnitude = np.abs(weight)
+    for group in (0, *GROUPS):
+        scales = _scales(magnitude, group)
+        if scales is not None:
+            return _Found((weight > 0).view(np.int8) - (weight < 0).view(np.int8), scales, group)
+    return None
+
+
+def _regrouped(found: _Found, group: int) -> np.ndarray | None:
+    """Scales f16 of narrower groups; a group of zeros has 0. None if f16 does not hold one."""
+    if found.group == group:
+        return found.scales.astype(np.float16)
+    count = quotient_up(found.trits.shape[1], group)
+    wide = np.repeat(found.scales, found.group // group, axis=1)[:, :count] if found.group else found.scales
+    used = np.logical_or.reduceat(found.trits, np.arange(count) * group, axis=1)
+    return _as_halves(np.where(used, wide, np.float32(0)))
 
 
 def from_groups(trits: np.ndarray, scales: np.ndarray, group: int) -> Ternary | None:
@@ -135,23 +193,22 @@ def _as_halves(scales: np.ndarray) -> np.ndarray | None:
     return halves if np.array_equal(halves.astype(np.float32), scales) else None
 
 
-def _row_scales(magnitude: np.ndarray) -> np.ndarray | None:
-    """f32 ``[N]``, or None if a row holds two magnitudes other than 0."""
-    scales: np.ndarray = magnitude.max(axis=1)
-    return scales if _is_two_valued(magnitude, scales[:, None]) else None
+def _scales(magnitude: np.ndarray, group: int) -> np.ndarray | None:
+    """f32 ``[N, ceil(K/group)]`` (group 0: ``[N, 1]``), or None if a group holds two magnitudes other than 0.
 
-
-def _group_scales(magnitude: np.ndarray, group: int) -> np.ndarray | None:
-    """f16 ``[N, ceil(K/group)]``, or None if a group holds two magnitudes other than 0 or one that f16 does not."""
+    So too if f16 does not hold the scale of a group of fewer columns than all.
+    """
     columns = magnitude.shape[1]
+    if group == 0:
+        rows: np.ndarray = magnitude.max(axis=1, keepdims=True)
+        return rows if _is_two_valued(magnitude, rows) else None
     if columns <= group:
         return None
     starts = np.arange(quotient_up(columns, group)) * group
-    scales = np.maximum.reduceat(magnitude, starts, axis=1)
-    halves = _as_halves(scales)
-    if halves is None:
+    scales: np.ndarray = np.maximum.reduceat(magnitude, starts, axis=1)
+    if _as_halves(scales) is None:
         return None
-    return halves if _is_two_valued(magnitude, np.repeat(scales, group, axis=1)[:, :columns]) else None
+    return scales if _is_two_valued(magnitude, np.repeat(scales, group, axis=1)[:, :columns]) else None
 
 
 def _is_two_valued(magnitude: np.ndarray, scales: np.ndarray) -> bool:

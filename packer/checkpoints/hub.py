@@ -1,7 +1,7 @@
 """Checkpoints of a Hugging Face hub: ``hf:OWNER/NAME[/FILE.gguf][@REVISION]``, through ``huggingface_hub``.
 
-That library has the cache, the resuming, the tokens, ``HF_ENDPOINT`` and the progress bars. Here is which files are
-needed, and one clear error for whatever goes wrong.
+That library has the cache, the tokens, ``HF_ENDPOINT`` and the progress bars. Here is which files are needed, one clear
+error for whatever goes wrong, and that large files which broke off are taken up again (``resume.py``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 from ..errors import CheckpointError
 from .huggingface import INDEX, NOTICES, SINGLE, TORCH_INDEX, TORCH_SINGLE, read_json
+from .resume import bring
 
 PREFIX = "hf:"
 _SPEC = re.compile(r"hf:([\w.-]+/[\w.-]+?)(?:/([^@]+))?(?:@(.+))?")
+_LARGE = (".safetensors", ".bin", ".gguf")
 _SMALL = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -38,8 +40,8 @@ def is_hub(source: Path | str) -> bool:
 def fetch(spec: str) -> Fetched:
     """Bring the files that an export needs into the cache.
 
-    The library takes up a connection that breaks off in mid-file where it ended, again and again as long as bytes come.
-    Raises CheckpointError if that does not help; whole files stay in the cache, and the next call fetches only others.
+    A connection that breaks off in mid-file is taken up where it ended, again and again as long as bytes come. Raises
+    CheckpointError if that does not help; what has arrived stays in the cache, and the next call fetches the rest.
     """
     found = _SPEC.fullmatch(spec)
     if found is None:
@@ -67,11 +69,13 @@ def _fetch(spec: str, repository: str, file: str | None, revision: str | None) -
     else:
         names, commit = {item.rfilename for item in info.siblings or ()}, str(info.sha)
 
-    def get(name: str) -> Path:
-        return Path(hub.hf_hub_download(repository, name, revision=commit))
+    def get(name: str, at: str | None = commit) -> Path:
+        if name.endswith(_LARGE):
+            bring(hub, repository, name, commit)  # into the cache, where the library finds it
+        return Path(hub.hf_hub_download(repository, name, revision=at))
 
     wanted = needed(spec, names, file, get)
-    hub.hf_hub_download(repository, wanted[0], revision=revision)  # notes which commit that is, for use without network
+    get(wanted[0], revision)  # notes which commit that is, for use without network
     paths = [get(name) for name in wanted]
     model = paths[0] if wanted[0].endswith(".gguf") else paths[0].parent
     title = Path(wanted[0]).stem if wanted[0].endswith(".gguf") else repository.partition("/")[2]
@@ -136,8 +140,8 @@ def _reason(spec: str, error: BaseException) -> str:
     last = next((each for each in chain if str(each)), chain[-1])
     text: Any = " ".join(str(last).split())[:300]
     return (
-        f"{spec}: the download broke off ({type(last).__name__}: {text}); files that have arrived whole are "
-        "kept, so the same command goes on from there"
+        f"{spec}: the download broke off ({type(last).__name__}: {text}); what has arrived is kept, "
+        "so the same command goes on from there"
     )
 
 
@@ -151,7 +155,7 @@ def _status(status: int, kind: str) -> str:
     if status == 404:
         return "no such model or file; check the name, and HF_ENDPOINT if that is set"
     if status == 429:
-        return "too many requests; wait a few minutes, or set HF_TOKEN; files that have arrived whole are kept"
+        return "too many requests; wait a few minutes, or set HF_TOKEN; what has arrived is kept"
     if status >= 500:
-        return "the hub has a fault of its own; try again later; files that have arrived whole are kept"
+        return "the hub has a fault of its own; try again later; what has arrived is kept"
     return "this is not expected; check the name and HF_ENDPOINT"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import CheckpointError
 from ..ternarize import Ternary
+from ..workers import Workers, default_workers
 from .base import CheckpointInfo, TokenizerFiles, require_finite
 
 INDEX = "model.safetensors.index.json"
@@ -24,20 +26,26 @@ NOTICES = ("LICENSE", "NOTICE")
 #: dtype as safetensors names it, and shape.
 Layout = tuple[str, tuple[int, ...]]
 
-#: Scales that go with some float8 tensors are tensors without a place in the model, and so refused.
-_FLOAT8 = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
-_FLOATS = {"F64", "F32", "F16", "BF16", *_FLOAT8}
+#: As safetensors names them. Scales that go with some float8 tensors are tensors without a place in the model, and so
+#: refused.
+_DTYPES: dict[str, Any] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2, "BOOL": "?", "I8": "i1", "U8": "u1", "I16": "<i2", "U16": "<u2", "I32": "<i4",
+    "U32": "<u4", "I64": "<i8", "U64": "<u8",
+}  # fmt: skip
+_FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 
 
 class FolderCheckpoint:
     """An open folder; see ``base.Checkpoint``. where: tensor name -> file that has it.
 
-    A file is mapped only while it is read, so that memory stays small.
+    Rows are read, not mapped, so that memory stays small. Several threads may do so at once.
     """
 
     def __init__(self, path: Path, info: CheckpointInfo, where: Mapping[str, str]):
         self.path, self.info, self.where = path, info, where
         self._layouts: dict[str, dict[str, Layout]] = {}
+        self._offsets: dict[str, dict[str, int]] = {}
 
     def names(self) -> list[str]:
         """All tensor names, sorted."""
@@ -64,14 +72,23 @@ class FolderCheckpoint:
         """Rows in the type in which they are stored."""
         dtype, shape = self._layout(name)
         file = self.path / self.where[name]
-        if dtype in _FLOAT8:
-            return _float8_rows(file, name, start, stop)
+        if dtype not in _DTYPES:
+            raise CheckpointError(f"{file}: tensor {name} has type {dtype}, which is not known here")
+        first, last, _ = slice(start, stop).indices(shape[0] if shape else 1)
+        size, count = math.prod(shape[1:]), max(last - first, 0)
+        kind = np.dtype(_DTYPES[dtype])
         try:
-            with open_safetensors(file) as opened:
-                values: np.ndarray = opened.get_slice(name)[start:stop] if shape else opened.get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{file}: tensor {name} of shape {list(shape)} cannot be read: {error}") from None
-        return values
+            if file.name not in self._offsets:
+                self._offsets[file.name] = _offsets(file)
+            with file.open("rb") as stream:
+                stream.seek(self._offsets[file.name][name] + first * size * kind.itemsize)
+                values = np.fromfile(stream, dtype=np.uint8, count=count * size * kind.itemsize)
+        except OSError as error:
+            raise CheckpointError(f"{file}: tensor {name} cannot be read: {error.strerror}") from None
+        if values.size != count * size * kind.itemsize:
+            raise CheckpointError(f"{file}: tensor {name} ends early; the file was cut short while it was read")
+        rows: np.ndarray = values.view(kind).reshape((count, *shape[1:]) if shape else ())
+        return rows
 
     def ternary(self, name: str) -> Ternary | None:
         """Always None: no tensor of such a file has scales of its own."""
@@ -99,18 +116,12 @@ def tensor_layouts(opened: Any) -> dict[str, Layout]:
     return {key: (view.get_dtype(), tuple(view.get_shape())) for key, view in slices.items()}
 
 
-def _float8_rows(path: Path, name: str, start: int, stop: int | None) -> np.ndarray:
-    """Rows of a float8 tensor, which safetensors does not give to NumPy. It has checked the file's head already."""
+def _offsets(path: Path) -> dict[str, int]:
+    """Where each tensor begins in a file whose head safetensors has checked already."""
     with path.open("rb") as stream:
         head_bytes = int.from_bytes(stream.read(8), "little")
-        entry = json.loads(stream.read(head_bytes))[name]
-        shape = tuple(entry["shape"])
-        first, last, _ = slice(start, stop).indices(shape[0] if shape else 1)
-        row = int(np.prod(shape[1:]))  # bytes: one an element
-        stream.seek(8 + head_bytes + entry["data_offsets"][0] + first * row)
-        data = np.fromfile(stream, dtype=np.uint8, count=max(last - first, 0) * row)
-    values: np.ndarray = data.view(_FLOAT8[entry["dtype"]]).reshape((-1, *shape[1:]) if shape else ())
-    return values
+        head = json.loads(stream.read(head_bytes))
+    return {name: 8 + head_bytes + entry["data_offsets"][0] for name, entry in head.items() if name != "__metadata__"}
 
 
 def open_safetensors(path: Path) -> Any:
@@ -240,8 +251,12 @@ def _license(path: Path) -> str:
 
 
 def _hashes(path: Path, where: Mapping[str, str]) -> dict[str, str]:
-    hashes = {}
-    for file in sorted(set(where.values())):
+    """SHA-256 of each file, as many at a time as there are processors."""
+    files = sorted(set(where.values()))
+
+    def digest(file: str) -> str:
         with (path / file).open("rb") as stream:
-            hashes[file] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return hashes
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    with Workers(min(default_workers(), len(files))) as workers:
+        return dict(zip(files, workers.map(digest, files), strict=True))

@@ -412,7 +412,7 @@ def slow_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_interrupted_export_leaves_no_pack(
     number: signal.Signals, existing: bool, slow_source: Path, tmp_path: Path
 ) -> None:
-    target, options = tmp_path / "pack", ["--shard-size", 1, "--embedding", "q4"]
+    target, options = tmp_path / "pack", ["--shard-size", 1, "--embedding", "q4", "--workers", 3]
     if existing:
         tiny_pack(tmp_path / "made")
         (tmp_path / "made" / "pack").rename(target)

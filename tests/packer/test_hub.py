@@ -136,36 +136,81 @@ def test_what_the_hub_answers(path: str, status: int, words: tuple[str, ...], hu
     assert run_cli("export", f"hf:{MODEL}", "--out", tmp_path / "pack").status == 0
 
 
+def ranges(hub: Hub) -> list[str | None]:
+    """What was asked of the weights, request by request."""
+    return [asked for method, path, asked in hub.requests if method == "GET" and path.endswith(WEIGHTS)]
+
+
+def incomplete(tmp_path: Path) -> list[Path]:
+    return list(tmp_path.glob("cache/**/*.incomplete"))
+
+
 def test_a_download_that_breaks_off_goes_on(hub: Hub, tmp_path: Path) -> None:
     hub.broken[WEIGHTS] = 0
     refused(tmp_path, f"hf:{MODEL}", "broke off", "the same command goes on")
-    assert not any(tmp_path.glob("cache/**/*.incomplete"))
     hub.broken[WEIGHTS] = 50 * CHUNK  # each attempt brings so much
     hub.requests.clear()
     result = run_cli("export", f"hf:{MODEL}", "--out", tmp_path / "pack")
-    ranges = [asked for method, path, asked in hub.requests if method == "GET" and path.endswith(WEIGHTS)]
     assert result.status == 0, result.err
-    assert ranges[:2] == [None, f"bytes={50 * CHUNK}-"]
+    assert ranges(hub)[:2] == [None, f"bytes={50 * CHUNK}-"]
     Pack(tmp_path / "pack").verify()
+    assert incomplete(tmp_path) == []
 
 
-def test_the_next_command_fetches_only_what_is_not_there(hub: Hub, tmp_path: Path) -> None:
+@pytest.fixture
+def broken_off(hub: Hub, tmp_path: Path) -> Path:
+    """What a command has left that got 70 chunks, and then 500 for an answer when it wanted to go on."""
     path = f"/{MODEL}/resolve/{COMMIT}/{WEIGHTS}"
     hub.broken[WEIGHTS] = 70 * CHUNK
 
     class Once(dict):
-        """The hub answers 500 to the attempt to go on after the first bytes."""
-
         def items(self):  # type: ignore[no-untyped-def]
             gets = [request for request in hub.requests if request[:2] == ("GET", path)]
             return [(path, 500)] if len(gets) > 1 else []
 
     hub.answer = Once()
-    refused(tmp_path, f"hf:{MODEL}", "500")
+    refused(tmp_path, f"hf:{MODEL}", "500", "what has arrived is kept")
     hub.answer, hub.broken = {}, {}
     hub.requests.clear()
+    (left,) = incomplete(tmp_path)
+    assert left.read_bytes() == (hub.models[MODEL] / WEIGHTS).read_bytes()[: 70 * CHUNK]
+    return left
+
+
+def test_the_next_command_fetches_only_what_is_not_there(hub: Hub, broken_off: Path, tmp_path: Path) -> None:
     assert run_cli("export", f"hf:{MODEL}", "--out", tmp_path / "pack").status == 0
-    assert hub.fetched() == [WEIGHTS]
+    assert hub.fetched() == [WEIGHTS] and ranges(hub) == [f"bytes={70 * CHUNK}-"]
+    Pack(tmp_path / "pack").verify()
+    hub.requests.clear()
+    assert run_cli("export", f"hf:{MODEL}", "--out", tmp_path / "again").status == 0
+    assert hub.fetched() == [] and incomplete(tmp_path) == []
+
+
+def test_what_was_left_is_checked(hub: Hub, broken_off: Path, tmp_path: Path) -> None:
+    """Bytes of something else become no part of a model, and are not in the way of the next try."""
+    broken_off.write_bytes(bytes(70 * CHUNK))
+    refused(tmp_path, f"hf:{MODEL}", WEIGHTS, "does not belong", "try again")
+    assert not broken_off.exists()
+    broken_off.write_bytes(bytes(10**6))  # more than there is
+    assert run_cli("export", f"hf:{MODEL}", "--out", tmp_path / "pack").status == 0
+    assert ranges(hub) == [f"bytes={70 * CHUNK}-", None]
+    Pack(tmp_path / "pack").verify()
+
+
+def test_a_file_that_broke_off_is_fetched_anew_if_the_hub_has_another(
+    hub: Hub, broken_off: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(hub.models[MODEL])
+    tiny_checkpoint(hub.models[MODEL], seed=1)
+    assert run_cli("export", f"hf:{MODEL}", "--out", tmp_path / "pack").status == 0
+    assert ranges(hub) == [None]
+    Pack(tmp_path / "pack").verify()
+
+
+def test_a_hub_that_knows_no_ranges_sends_all_of_it(hub: Hub, broken_off: Path, tmp_path: Path) -> None:
+    hub.ranges = False
+    assert run_cli("export", f"hf:{MODEL}", "--out", tmp_path / "pack").status == 0
+    assert ranges(hub) == [f"bytes={70 * CHUNK}-"]
     Pack(tmp_path / "pack").verify()
 
 

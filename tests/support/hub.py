@@ -21,6 +21,7 @@ class Hub:
     """models: OWNER/NAME -> folder. token: what requests must carry. requests: (method, path, Range) as they came.
 
     answer: start of a path -> status that is given instead. broken: file name -> bytes after which the connection ends.
+    ranges: whether parts of files are given; else all of a file is.
     """
 
     endpoint: str = ""
@@ -29,6 +30,7 @@ class Hub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     answer: dict[str, int] = field(default_factory=dict)
     broken: dict[str, int] = field(default_factory=dict)
+    ranges: bool = True
 
     def fetched(self) -> list[str]:
         """Names of the files of which the bytes were asked for."""
@@ -82,7 +84,7 @@ def serve_hub() -> Iterator[Hub]:
             tag = f'"{hashlib.sha256(data).hexdigest()}"'
             headers = {"ETag": tag, "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
             asked = self.headers.get("Range")
-            if asked is None:
+            if asked is None or not hub.ranges:
                 return self._send(200, data, headers, hub.broken.get(file.name))
             first = int(asked.removeprefix("bytes=").split("-")[0])
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
