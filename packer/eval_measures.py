@@ -101,13 +101,6 @@ def histogram(kl: np.ndarray) -> list[int]:
     return [int(count) for count in np.bincount(bins, minlength=len(KL_EDGES) + 1)]
 
 
-def relative_error(original: np.ndarray, found: np.ndarray) -> float:
-    """Root of the squared error as a share of the root of the squares."""
-    wide = original.astype(np.float64)
-    squares = float(np.square(wide).sum())
-    return float(np.sqrt(np.square(found - wide).sum() / squares)) if squares else 0.0
-
-
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     """Index of the first token that differs, or None."""
     length = min(len(one), len(other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,15 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..ternarize import Ternary
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal. Raises CheckpointError if it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 @dataclass(frozen=True)

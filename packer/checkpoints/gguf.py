@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from gguf.quants import dequantize
 
 from ..errors import CheckpointError
 from ..ternarize import Ternary, from_groups
-from .base import CheckpointInfo, require_finite
+from .base import CheckpointInfo, file_sha256, require_finite
 from .gguf_config import ROPE_FREQS, Architecture, architecture, hf_config
 from .gguf_data import decode_rows, decoded, factor, stored_pieces
 from .gguf_header import GgufHeader, GgufTensor, read_header
@@ -143,7 +142,7 @@ def open_gguf(path: Path, tokenizer_folder: Path | None = None) -> GgufCheckpoin
         generation={},
         tokenizer=tokenizer_files(header, tokenizer_folder),
         license=license_name if isinstance(license_name, str) else "",
-        source={"format": "gguf", "file": path.name, "sha256": _sha256(path)},
+        source={"format": "gguf", "file": path.name, "sha256": file_sha256(path)},
     )
     return GgufCheckpoint(path, info, tensors, _scales(header, expected), kind.interleaved)
 
@@ -268,11 +267,3 @@ def _vector(header: GgufHeader, tensor: GgufTensor) -> np.ndarray:
     if len(tensor.shape) != 1:
         raise CheckpointError(f"{header.path}: tensor {tensor.name} has shape {list(tensor.shape)}, expected a vector")
     return require_finite(decode_rows(header.path, tensor, np.arange(1))[0], header.path, tensor.name)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from ..errors import CheckpointError
 from ..ternarize import Ternary
 from ..workers import Workers, default_workers
-from .base import CheckpointInfo, TokenizerFiles, require_finite
+from .base import CheckpointInfo, TokenizerFiles, file_sha256, require_finite
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -254,9 +253,5 @@ def _hashes(path: Path, where: Mapping[str, str]) -> dict[str, str]:
     """SHA-256 of each file, as many at a time as there are processors."""
     files = sorted(set(where.values()))
 
-    def digest(file: str) -> str:
-        with (path / file).open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
     with Workers(min(default_workers(), len(files))) as workers:
-        return dict(zip(files, workers.map(digest, files), strict=True))
+        return dict(zip(files, workers.map(lambda file: file_sha256(path / file), files), strict=True))

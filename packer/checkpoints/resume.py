@@ -7,12 +7,12 @@ its older versions keep them too), and are renamed to ``blobs/ETAG`` when they a
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
+from .base import file_sha256
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -56,14 +56,9 @@ def _complete(url: str, blob: Path, size: int, headers: dict[str, str]) -> None:
     with part.open("ab") as stream:
         done = stream.tell()
         http_get(url, stream, resume_size=done, headers=headers, expected_size=size)
-    if done and _SHA256.fullmatch(blob.name) and _sha256(part) != blob.name:
+    if done and _SHA256.fullmatch(blob.name) and file_sha256(part) != blob.name:
         part.unlink()
         raise CheckpointError(
             f"{url}: what an earlier command had fetched does not belong to this file; it is removed, so try again"
         )
     part.replace(blob)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -178,7 +178,7 @@ export class Executor {
     const operations = sections.flatMap((section) => bound.program[section]);
     const commands = commandsFor(operations, tokens, kind === 'few' ? tokens : 1, rounded);
     // Of prompts only the usual chunks, so that few lists are kept.
-    if (kind !== 'many' || (tokens & (tokens - 1)) === 0) this.known.set(key, commands);
+    if (kind !== 'many' || tokens === this.chunk || (tokens & (tokens - 1)) === 0) this.known.set(key, commands);
     return commands;
   }
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..precision.ternary import straight_through
+
 #: Distance from a cell's border, in units of mean|U|, that a latent is given which lay in another cell.
 MARGIN = 0.15
 #: The 16 values of a stored latent: five in the cell of -1, six in that of 0, five in that of +1.
@@ -29,7 +31,7 @@ def trits(latents: Tensor) -> Tensor:
 def rounded(latents: Tensor) -> Tensor:
     """The trits in bf16, with the gradient of U / mean|U| (straight through)."""
     scaled = latents / mean_magnitude(latents)
-    return (scaled + (scaled.round().clamp(-1, 1) - scaled).detach()).to(torch.bfloat16)
+    return straight_through(scaled, scaled.round().clamp(-1, 1)).to(torch.bfloat16)
 
 
 def fitted_scales(weights: Tensor) -> Tensor:

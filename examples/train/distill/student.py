@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import TrainError
+from ..precision.ternary import straight_through
 from .latents import rounded
 from .nets import BF16, Net, compiled, rms, turned
 from .teacher import NORMS
@@ -25,7 +26,7 @@ def codes(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     factor = (127.0 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)).detach()
     exact = x * factor
-    return (exact + (exact.round().clamp(-128, 127) - exact).detach()).to(BF16), factor
+    return straight_through(exact, exact.round().clamp(-128, 127)).to(BF16), factor
 
 
 def product(x: Tensor, trits: Tensor, scale: Tensor) -> Tensor:
