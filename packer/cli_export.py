@@ -79,6 +79,9 @@ def export_command(
     ] = None,
     shard_size: Annotated[int, typer.Option(help="Largest shard in MiB.", min=1, max=63)] = 32,
     tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, if the source has none.")] = None,
+    card: Annotated[
+        Path | None, typer.Option(help="JSON about the model for the page (FORMAT.md); the source's own if left out.")
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(help="Threads; as many as there are processors if left out. They change nothing.", min=1),
@@ -105,6 +108,7 @@ def export_command(
         shard_mib=shard_size,
         force=force,
         tokenizer=tokenizer,
+        card=card,
         evaluate=not no_eval,
         accept_damage=accept_damage,
         workers=workers or default_workers(),

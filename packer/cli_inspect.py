@@ -22,6 +22,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from .card import CARD, read_card
+from .errors import PackerError
 from .manifest import DTYPE_BYTES, TensorEntry
 from .pack import Pack
 
@@ -54,6 +56,9 @@ def inspect_command(
         "encodings",
         "linears",
         "operations",
+        "trained_on",
+        "tokens",
+        "notes",
     ):
         if field in facts:
             table.add_row(field.replace("_", " "), escape(_readable(field, facts)))
@@ -72,8 +77,19 @@ def _facts(pack: Pack) -> dict[str, Any]:
         "encodings": dict(Counter(entry.encoding for entry in pack.entries.values())),
         "encoding_bits": _encoding_bits(pack.entries.values()),
         "operations": dict(operations),
+        **_card(pack),
         "tensors": {name: entry.to_json() for name, entry in pack.entries.items()},
     }
+
+
+def _card(pack: Pack) -> dict[str, Any]:
+    """What the pack's card says; no reader depends on it, so a broken one hides nothing else."""
+    if CARD not in pack.manifest["files"]:
+        return {}
+    try:
+        return read_card(pack.path / CARD)
+    except PackerError as error:
+        return {"notes": f"the card cannot be read: {error}"}
 
 
 def _encoding_bits(entries: Iterable[TensorEntry]) -> dict[str, float]:
@@ -98,6 +114,8 @@ def _readable(field: str, facts: Mapping[str, Any]) -> str:
         return "not measured" if field == "grade" else "none"
     if field.endswith("bytes"):
         return f"{value / 1e6:.1f} MB"
+    if field == "tokens":
+        return f"{value:,}"
     if field == "parameters":
         return f"{value / 1e6:.1f} M"
     if isinstance(value, dict):

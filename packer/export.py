@@ -15,6 +15,7 @@ from shaders.weights import WeightTensor
 
 from . import __version__
 from .calibrate import Calibration, calibration_text
+from .card import CARD, read_card
 from .checkpoints import Checkpoint, name_of, open_checkpoint
 from .checkpoints.huggingface import json_bytes
 from .errors import CheckpointError, PackerError
@@ -43,8 +44,8 @@ class ExportOptions:
     evaluate: hold the pack against its source if linears are approximations, and grade it. accept_damage: write it even
     if it is BROKEN. embedding: of the output head too; ``auto`` is ternary where that is exact, else q8. policy, keep,
     ternary_planes: encodings of what is not ternary, see ``policy.py``. compensate: round planes so that products, not
-    weights, are near the original's on the text of the file ``calibration``. workers: threads that read and encode;
-    the pack is the same with any number.
+    weights, are near the original's on the text of the file ``calibration``. card: a file as in ``card.py``, instead of
+    the checkpoint's. workers: threads that read and encode; the pack is the same with any number.
     """
 
     name: str | None = None
@@ -59,6 +60,7 @@ class ExportOptions:
     shard_mib: int = 32
     force: bool = False
     tokenizer: Path | None = None
+    card: Path | None = None
     evaluate: bool = False
     accept_damage: bool = False
     workers: int = field(default_factory=default_workers)
@@ -115,6 +117,9 @@ class _Exporter:
         self.calibrated: str | None = None
         self._calibration: Calibration | None = None
         self._text = calibration_text(options.calibration) if options.compensate else None
+        self._notices = dict(checkpoint.info.notices)
+        if options.card is not None:
+            self._notices[CARD] = json_bytes(read_card(options.card))
 
     def run(self, progress: Progress, eval_progress: EvalProgress) -> ExportResult:
         self._check_names()
@@ -278,7 +283,7 @@ class _Exporter:
         }
 
     def _files(self, manifest: Mapping[str, Any]) -> dict[str, bytes]:
-        info = self.checkpoint.info
+        tokenizer = self.checkpoint.info.tokenizer
         report: dict[str, Any] = {
             "tercet": __version__,
             "options": {
@@ -294,10 +299,10 @@ class _Exporter:
         if self.calibrated is not None:
             report["calibration"] = {"sha256": self.calibrated}
         return {
-            "tokenizer.json": info.tokenizer.tokenizer,
-            "tokenizer_config.json": info.tokenizer.config,
+            "tokenizer.json": tokenizer.tokenizer,
+            "tokenizer_config.json": tokenizer.config,
             "report.json": json_bytes(report),
-            **info.notices,
+            **self._notices,
         }
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
+from packer.card import CARD, read_card
+from packer.errors import PackerError
 from server.packs import Pack
+
+log = logging.getLogger("tercet.server")
+
+#: A download that nobody minds: half a minute at 25 Mbit/s.
+QUICK_BYTES = 100_000_000
 
 
 class KvShape(BaseModel):
@@ -15,6 +23,32 @@ class KvShape(BaseModel):
     layers: int
     kv_heads: int
     head_dim: int
+
+
+class HeldOut(BaseModel):
+    """Mean loss on a text, nats a token; `tokens` of it."""
+
+    text: str
+    loss: float
+    tokens: int | None = None
+
+
+class Sample(BaseModel):
+    """An answer as it came."""
+
+    prompt: str
+    answer: str
+
+
+class About(BaseModel):
+    """What a model was made from: the pack's card, as `packer/card.py` describes it."""
+
+    trained_on: str
+    tokens: int | None = None
+    held_out: list[HeldOut] = []
+    samples: list[Sample] = []
+    sampling: str | None = None
+    notes: str | None = None
 
 
 class ModelCard(BaseModel):
@@ -35,14 +69,23 @@ class ModelCard(BaseModel):
     bits_per_weight: float
     ternary_bits_per_weight: float | None
     grade: str | None  # None: not measured
+    about: About | None  # None: the pack says nothing
     default: bool
 
 
 def model_cards(packs: Iterable[Pack]) -> list[ModelCard]:
-    """A card for each pack, in the given order; the smallest download is the default."""
+    """A card for each pack, in the given order, one of them the default."""
     packs = list(packs)
-    default = min(packs, key=lambda pack: (pack.bytes, pack.id), default=None)
+    default = _default(packs)
     return [_card(pack, pack is default) for pack in packs]
+
+
+def _default(packs: Sequence[Pack]) -> Pack | None:
+    """The largest model among those that come quickly and are not BROKEN; without such, the smallest download."""
+    quick = [pack for pack in packs if pack.bytes <= QUICK_BYTES and pack.manifest["grade"] != "BROKEN"]
+    if quick:
+        return max(quick, key=lambda pack: (pack.manifest["parameters"], -pack.bytes, pack.id))
+    return min(packs, key=lambda pack: (pack.bytes, pack.id), default=None)
 
 
 def _card(pack: Pack, default: bool) -> ModelCard:
@@ -51,7 +94,19 @@ def _card(pack: Pack, default: bool) -> ModelCard:
         "url": pack.url,
         "bytes": pack.bytes,
         "context": pack.manifest["context_length"],
+        "about": _about(pack),
         "default": default,
     }
     # All other fields have the same name in pack.json, which is checked.
     return ModelCard.model_validate(pack.manifest | own)
+
+
+def _about(pack: Pack) -> About | None:
+    """A card that cannot be read costs the page nothing else."""
+    if CARD not in pack.files:
+        return None
+    try:
+        return About.model_validate(read_card(pack.files[CARD].path))
+    except PackerError as error:
+        log.warning("pack %s: %s", pack.id, error)
+        return None

@@ -36,8 +36,8 @@ class CheckpointInfo:
     """Facts about a checkpoint that are not tensors.
 
     config: in the form of Hugging Face's ``config.json``. generation: ``generation_config.json`` or empty.
-    notices: file name -> bytes of licence files to carry over. source: what goes into the pack as ``source``.
-    name: the model's, if the source says one.
+    notices: file name -> bytes of licence files, and of the card, to carry over. source: what goes into the pack as
+    ``source``. name: the model's, if the source says one.
     """
 
     config: Mapping[str, Any]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..card import CARD
 from ..errors import CheckpointError
 from .huggingface import INDEX, NOTICES, SINGLE, TORCH_INDEX, TORCH_SINGLE, read_json
 from .resume import bring
@@ -91,7 +92,7 @@ def needed(spec: str, names: Collection[str], file: str | None, get: Callable[[s
         if file not in names or not file.endswith(".gguf"):
             raise CheckpointError(f"{spec}: there is no GGUF file {file}; there are {_listed(names, '.gguf')}")
         return [file]
-    small = [name for name in (*_SMALL, *NOTICES, "README.md") if name in names]
+    small = [name for name in (*_SMALL, *NOTICES, CARD, "README.md") if name in names]
     for single, index in ((SINGLE, INDEX), (TORCH_SINGLE, TORCH_INDEX)):
         if "config.json" in names and index in names:
             return [*small, index, *_shards(spec, names, get(index))]

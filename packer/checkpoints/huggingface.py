@@ -12,6 +12,7 @@ import ml_dtypes  # it also teaches NumPy, and so safetensors, bfloat16
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ..card import CARD, read_card
 from ..errors import CheckpointError
 from ..ternarize import Ternary
 from ..workers import Workers, default_workers
@@ -147,7 +148,7 @@ def open_folder(path: Path, tokenizer_folder: Path | None = None, single: str | 
         generation=read_json(generation_file, "") if generation_file.exists() else {},
         tokenizer=read_tokenizer(tokenizer_folder or path),
         license=_license(path),
-        notices={name: (path / name).read_bytes() for name in NOTICES if (path / name).is_file()},
+        notices=_notices(path),
         source={"format": "pytorch" if is_torch else "safetensors", "files": _hashes(path, where)},
     )
     if is_torch:
@@ -155,6 +156,14 @@ def open_folder(path: Path, tokenizer_folder: Path | None = None, single: str | 
 
         return TorchCheckpoint(path, info, where)
     return FolderCheckpoint(path, info, where)
+
+
+def _notices(path: Path) -> dict[str, bytes]:
+    """Licence files as they are, and the card as far as it is known."""
+    found = {name: (path / name).read_bytes() for name in NOTICES if (path / name).is_file()}
+    if (path / CARD).is_file():
+        found[CARD] = json_bytes(read_card(path / CARD))
+    return found
 
 
 def read_json(path: Path, why: str) -> dict[str, Any]:

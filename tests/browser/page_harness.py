@@ -42,6 +42,7 @@ SMALL: dict[str, Any] = {
     "bits_per_weight": 2.504,
     "ternary_bits_per_weight": 1.6,
     "grade": None,
+    "about": None,
     "default": True,
 }
 LARGE: dict[str, Any] = {

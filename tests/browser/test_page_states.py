@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.page_checks import TOO_WIDE, UNNAMED
 from tests.browser.page_harness import (
     LARGE,
     OUT_OF_MEMORY,
@@ -43,6 +44,37 @@ def test_cards_say_what_each_model_is_and_whether_it_runs_here(open_page: Open) 
     expect(large).to_contain_text("cannot run it. It needs a buffer of 328 MB; this GPU allows 134 MB.")
     expect(button(large, "Download and load")).to_be_disabled()
     expect(button(small, "Continue the download")).to_be_enabled()
+
+
+ABOUT = {
+    "trained_on": "Conversations that a larger model wrote, and 10,033 encyclopedia summaries.",
+    "tokens": 262144000,
+    "held_out": [{"text": "held-out conversations", "loss": 2.3456, "tokens": 100000}],
+    "samples": [{"prompt": "Hello!", "answer": "<b>Hi</b>\n" + "w" * 200}],
+    "sampling": "Greedy, at most 64 tokens.",
+    "notes": "Its facts are wrong more often than not.",
+}
+
+
+@pytest.mark.parametrize("width", [1280, 320])
+def test_a_card_says_where_the_model_comes_from(open_page: Open, width: int) -> None:
+    page = open_page(models=[{**SMALL, "about": ABOUT}, LARGE], width=width)
+    about = page.locator("details")
+    expect(about).to_have_count(1)  # of two: the other pack says nothing
+    expect(about.get_by_text("262 million tokens")).to_be_hidden()
+    about.get_by_text("Where it comes from").click()
+    for words in (
+        "Conversations that a larger model wrote",
+        "262 million tokens",
+        "2.35 nats a token",
+        "held-out conversations, 100,000 tokens",
+        "Its facts are wrong",
+        "1 answer",
+        "Greedy, at most 64 tokens.",
+        "<b>Hi</b>",
+    ):
+        expect(about.get_by_text(words)).to_be_visible()
+    assert page.evaluate(TOO_WIDE) == [] and page.evaluate(UNNAMED) == []
 
 
 @pytest.mark.parametrize("width", [1280, 320])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from packer import __version__
+from packer.card import CARD
 from server.app import create_app
 from server.errors import StartupError
 
@@ -100,6 +104,7 @@ def test_models(make_pack: MakePack, packs: Path, page: dict[str, Path]) -> None
             "bits_per_weight": 2.5,
             "ternary_bits_per_weight": None,
             "grade": "good",
+            "about": None,
             "default": False,
         },
         {
@@ -118,9 +123,54 @@ def test_models(make_pack: MakePack, packs: Path, page: dict[str, Path]) -> None
             "bits_per_weight": 2.5,
             "ternary_bits_per_weight": 1.6,
             "grade": None,
+            "about": None,
             "default": True,
         },
     ]
+
+
+CARD_TEXT = {"trained_on": "Two books.", "tokens": 9, "held_out": [{"text": "a third", "loss": 2.5}], "samples": []}
+
+
+@pytest.mark.parametrize("content", [json.dumps(CARD_TEXT), "[]"])
+def test_what_a_pack_says_of_itself(packs: Path, page: dict[str, Path], content: str) -> None:
+    pack = packs / "tiny"
+    (pack / CARD).write_text(content)
+    manifest = json.loads((pack / "pack.json").read_text())
+    manifest["files"][CARD] = {"bytes": len(content), "sha256": hashlib.sha256(content.encode()).hexdigest()}
+    (pack / "pack.json").write_text(json.dumps(manifest))
+    client = TestClient(create_app(packs, folders=page), base_url="http://localhost:8000")
+    (model,) = client.get("/api/models").json()
+    if content == "[]":
+        assert model["about"] is None
+    else:
+        assert model["about"] == CARD_TEXT | {
+            "held_out": [{"text": "a third", "loss": 2.5, "tokens": None}], "sampling": None, "notes": None
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("packs_there", "expected"),
+    [
+        ({"large": {"parameters": 2000}, "small": {}}, "large"),
+        ({"large": {"parameters": 2000, "grade": "BROKEN"}, "small": {}}, "small"),
+        ({"slow": {"parameters": 2000, "shard": bytes(5000)}, "small": {}}, "small"),
+        ({"slow": {"shard": bytes(5000)}, "slower": {"parameters": 3000, "shard": bytes(6000)}}, "slow"),
+        ({"b": {}, "a": {}}, "b"),
+    ],
+)
+def test_the_default_is_the_largest_that_comes_quickly(
+    packs_there: dict[str, dict[str, Any]],
+    expected: str,
+    make_pack: MakePack,
+    page: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server.models.QUICK_BYTES", 5000)
+    for name, changes in packs_there.items():
+        folder = make_pack(name, **changes).parent
+    client = TestClient(create_app(folder, folders=page), base_url="http://localhost:8000")
+    assert [model["id"] for model in client.get("/api/models").json() if model["default"]] == [expected]
 
 
 def test_pack_exported_while_the_server_runs(client: TestClient, make_pack: MakePack) -> None:

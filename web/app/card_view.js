@@ -1,4 +1,5 @@
 /** One model: what it is, what it needs, whether it runs here, and what can be done with it. */
+import { createAbout } from './about_view.js';
 import { button, h, setText } from './dom.js';
 import { formatBits, formatBytes, formatCount, formatParameters } from './format.js';
 import { createBrokenStamp, gradeWords, isBroken } from './grade.js';
@@ -37,6 +38,7 @@ export function createCard(model, actions) {
     broken,
     h('dl', { class: 'facts' },
       ...Object.entries(facts).map(([name, value]) => h('div', {}, h('dt', {}, name), value))),
+    createAbout(model),
     verdict,
     h('div', { class: 'actions' }, load, remove.element));
 

@@ -21,7 +21,17 @@
  * @property {number} bits_per_weight
  * @property {number|null} ternary_bits_per_weight
  * @property {string|null} grade
+ * @property {About|null} about
  * @property {boolean} default
+ *
+ * What a model was made from: the pack's card, packer/card.py. Losses in nats a token.
+ * @typedef {object} About
+ * @property {string} trained_on
+ * @property {number|null} tokens
+ * @property {{text: string, loss: number, tokens: number|null}[]} held_out
+ * @property {{prompt: string, answer: string}[]} samples
+ * @property {string|null} sampling
+ * @property {string|null} notes
  *
  * @typedef {object} Adapter
  * @property {string} vendor
