@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ import typer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .card import QUESTIONS, stage_card, write_card
 from .checkpoint import TOKENIZER_FILES, Checkpoint, load_model
 from .config import ModelConfig
 from .errors import TrainError
@@ -115,10 +116,12 @@ def hugging_face_config(config: ModelConfig, ends: list[int], pad: int | None) -
     return found
 
 
-def export(source: Path, out: Path) -> Checkpoint:
-    """Write the model of a run as a new folder ``out``; returns what it was. Raises TrainError.
+def export(
+    source: Path, out: Path, describe: Callable[[Decoder, Checkpoint], Mapping[str, Any]] | None = None
+) -> Checkpoint:
+    """Write the model of a run as a new folder ``out``; returns what it was. describe: makes its card.
 
-    Written beside and renamed: a run that fails leaves nothing behind.
+    Raises TrainError. Written beside and renamed: a run that fails leaves nothing behind.
     """
     if out.exists() and any(out.iterdir()):
         raise TrainError(f"{out}: already there and not empty; name a new folder")
@@ -139,6 +142,8 @@ def export(source: Path, out: Path) -> Checkpoint:
         for name in TOKENIZER_FILES:
             if (checkpoint.path / name).is_file():
                 shutil.copyfile(checkpoint.path / name, fresh / name)
+        if describe is not None:
+            write_card(fresh, describe(model, checkpoint))
         shutil.rmtree(out, ignore_errors=True)
         fresh.rename(out)
     finally:
@@ -164,9 +169,15 @@ def _write_json(path: Path, value: Any) -> None:
 def export_command(
     source: From,
     out: Annotated[Path, typer.Option("--out", help="Folder to create.")],
+    streams: Annotated[
+        Path | None, typer.Option(help="Folder of the streams it was trained on: makes a card of losses and answers.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Answers on the card.", min=0, max=len(QUESTIONS))] = 3,
+    note: Annotated[str, typer.Option(help="What the card says beside.")] = "",
 ) -> None:
     """Write a checkpoint as a Hugging Face folder, for transformers and for the packer."""
-    checkpoint = export(source, out)
+    describe = None if streams is None else lambda model, found: stage_card(model, found, streams, samples, note)
+    checkpoint = export(source, out, describe)
     emulated = " (its f32 masters: the format was EMULATED)" if "EMULATED" in checkpoint.model.label else ""
     typer.echo(
         f"{out}: {checkpoint.model.label}{emulated}, {checkpoint.model.parameters():,} parameters, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from packer.card import CARD, read_card
 from tests.support.cli import one_error, run_cli
 from tests.support.training import run_train
 from tests.support.transformers_models import load_model, logits, random_model, save_model
@@ -281,8 +283,14 @@ def test_a_whole_run_by_its_commands(kit_folder: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "measures.json").read_text())
     assert found["teacher"]["chat"]["kl"] == 0 and found["teacher"]["chat"]["same_top"] == 1
     assert found["new"]["chat"]["kl"] == pytest.approx(results["measures"]["chat"]["kl"], rel=0.02)
-    assert run_train("distill", "export", *kit, out / "compact", tmp_path / "hf").status == 0
+    told = ("--run", out, "--before", 1000, "--name", "a toy", "--note", "Made by a test.")
+    assert run_train("distill", "export", *kit, out / "compact", tmp_path / "hf", *told).status == 0
     assert (tmp_path / "hf" / "config.json").exists()
+    card = read_card(tmp_path / "hf" / CARD)
+    assert card["tokens"] == 1000 + results["tokens_seen"] and "Distilled from a toy" in card["trained_on"]
+    assert len(card["samples"]) == 20 and card["notes"].endswith("Made by a test.")
+    perplexity = results["measures"]["chat"]["perplexity"]
+    assert math.exp(card["held_out"][0]["loss"]) == pytest.approx(perplexity, rel=1e-3)
 
 
 BAD: dict[str, tuple[Callable[[Path], list[object]], list[str]]] = {
@@ -295,6 +303,10 @@ BAD: dict[str, tuple[Callable[[Path], list[object]], list[str]]] = {
     "a model without a name": (
         lambda kit: ["samples", "--kit", kit, "--model", "teacher"],
         ["NAME=FOLDER"],
+    ),
+    "a card of no run": (
+        lambda kit: ["export", "--kit", kit, "--run", kit, kit / "x", kit / "y"],
+        ["results.json", "a distillation that ended"],
     ),
     "export of the teacher": (lambda kit: ["export", "--kit", kit, "teacher", kit / "x"], ["no ternary model"]),
 }  # fmt: skip

@@ -26,6 +26,7 @@ from examples.train.sft import packed, sft_batches
 from examples.train.stage import repeat
 from examples.train.streams import IGNORED, rows
 from examples.train.tokenizer import ChatTokenizer
+from packer.card import CARD, read_card
 from tests.support.train_corpus import write_corpus
 
 PRESET = """
@@ -277,16 +278,25 @@ def test_the_tiny_preset_goes_through_every_stage(bench: Bench, capsys: pytest.C
     bench.run("evaluate", *source, bench.folder / "tiny-grpo", "--prompts", 1, "--tokens", 5000)
     measured = json.loads(capsys.readouterr().out)
     assert measured["checkpoint"]["stage"] == "grpo" and measured["text"]["loss"] < np.log(1024)
-    main_exports(bench.folder / "tiny-grpo", bench.folder / "tiny-hf")
+    main_exports(bench.folder / "tiny-grpo", bench.folder / "tiny-hf", bench.folder / "tiny-streams")
+    card = read_card(bench.folder / "tiny-hf" / CARD)
+    assert (
+        "ternary precision, then to answer and for rewards" in card["trained_on"] and "arithmetic" in card["trained_on"]
+    )
+    assert card["tokens"] == measured["checkpoint"]["tokens"] and len(card["samples"]) == 3
+    assert card["samples"][2]["prompt"] == "What is 2+2?" and card["notes"] == "Made by a test."
+    losses = [one["loss"] for one in card["held_out"]]
+    assert losses == pytest.approx([measured["text"]["loss"], measured["chat"]["loss"]], abs=0.3)
     theirs = AutoTokenizer.from_pretrained(bench.folder / "tiny-hf")
     messages = [{"role": "user", "content": "What is 3 + 4?"}]
     expected = ChatTokenizer(bench.folder / "tiny-streams").prompt(messages)
     assert theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) == expected
 
 
-def main_exports(source: Path, out: Path) -> None:
+def main_exports(source: Path, out: Path, streams: Path) -> None:
+    told = ("--streams", str(streams), "--note", "Made by a test.")
     with pytest.raises(SystemExit) as stop:
-        main(["export", "--from", str(source), "--out", str(out)])
+        main(["export", "--from", str(source), "--out", str(out), *told])
     assert stop.value.code == 0 and (out / "model.safetensors").is_file()
 
 

@@ -9,21 +9,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from ..card import NEW_TOKENS
 from .conversations import greedy, write
 from .decode import Decoder
 from .nets import Net
 from .prompts import SYSTEM, Phrases
 from .student import Student
-
-QUESTIONS = (
-    "Hello!", "What is the capital of France?", "What is 2+2?", "Write a short story about a cat.",
-    "What is a computer?", "Tell me a joke.", "Who are you?", "How are you today?", "Why is the sky blue?",
-    "Give me three tips for sleeping better.", "Write a poem about the sea.", "What is photosynthesis?",
-    "Write a Python function that adds two numbers.", "How do I make pancakes?",
-    'Translate "good morning" to Spanish.', "What is the largest planet?", "Tell me about dogs.",
-    "List five animals.", "What should I do when I feel sad?", "Explain gravity to a child.",
-)  # fmt: skip
-LIMIT = 96
 
 
 def loops(answer: str, words: int = 3, times: int = 4) -> bool:
@@ -39,7 +30,7 @@ def asked(question: str, tokenizer: Tokenizer) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def answers(net: Net, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer, limit: int = LIMIT) -> list[str]:
+def answers(net: Net, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer, limit: int = NEW_TOKENS) -> list[str]:
     """Greedy continuations of prompts, at most ``limit`` tokens each, up to the end of the turn."""
     end = Phrases.of(tokenizer).end_of_turn
     longest = max(map(len, prompts)) + limit

@@ -196,14 +196,22 @@ def export_command(
     kit: KitOption,
     model: Annotated[Path, typer.Argument(help="Folder of 4-bit latents (compact/ of a run), or a checkpoint.")],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    card_run: Annotated[
+        Path | None, typer.Option("--run", help="Folder of the run's results.json and samples.json: makes a card.")
+    ] = None,
+    before: Annotated[int, typer.Option(help="For the card: tokens that were seen before that run.", min=0)] = 0,
+    name: Annotated[str, typer.Option(help="For the card: what the teacher is called.")] = "a float model",
+    note: Annotated[str, typer.Option(help="What the card says beside.")] = "",
 ) -> None:
     """Write a BitNet checkpoint folder, which transformers loads and ``python -m packer export`` packs."""
+    from ..card import distilled_card
     from .fold import fold
     from .kit import Kit
     from .run import opened
 
+    card = None if card_run is None else distilled_card(card_run, before, name, note)
     whole = Kit(kit)
-    fold(opened(whole.teacher(), str(model)), whole, out)
+    fold(opened(whole.teacher(), str(model)), whole, out, card)
 
 
 def _models(given: list[str]) -> dict[str, str]:

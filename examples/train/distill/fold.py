@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..card import write_card
 from ..errors import TrainError
 from ..export import LAYER_NAMES, hugging_face_config, pack_trits
 from .kit import Kit
@@ -23,8 +25,11 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def fold(student: Net, kit: Kit, out: Path) -> None:
-    """Write the folder; tokenizer and chat template are the kit's. Raises TrainError if it is there already."""
+def fold(student: Net, kit: Kit, out: Path, card: Mapping[str, Any] | None = None) -> None:
+    """Write the folder; tokenizer and chat template are the kit's. card: goes beside the config.
+
+    Raises TrainError if the folder is there already.
+    """
     if not isinstance(student, Student):
         raise TrainError("export: the teacher is no ternary model; give the folder of a student")
     if out.exists() and any(out.iterdir()):
@@ -49,6 +54,8 @@ def fold(student: Net, kit: Kit, out: Path) -> None:
         )
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(kit.folder / name, beside / name)
+        if card is not None:
+            write_card(beside, card)
         shutil.rmtree(out, ignore_errors=True)
         beside.rename(out)
     finally:

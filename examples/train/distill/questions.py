@@ -1,6 +1,6 @@
 """Everyday prompts from templates: what people ask a small assistant, in more ways than a run can use up.
 
-The 20 questions of ``answers.py`` are left out: they are what a model is looked at with.
+The 20 questions of ``card.py`` are left out: they are what a model is looked at with.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from .answers import QUESTIONS
+from ..card import QUESTIONS
 
 _TEMPLATES = (
     "What is {}?", "Tell me about {}.", "Explain {} in simple terms.", "Write a short story about {}.",

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .answers import QUESTIONS, answers, asked, loops
+from ..card import QUESTIONS
+from .answers import answers, asked, loops
 from .conversations import Recipe
 from .decode import Decoder
 from .kit import LENGTH, Kit
