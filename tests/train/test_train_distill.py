@@ -18,6 +18,7 @@ from tests.support.transformers_models import load_model, logits, random_model, 
 
 import torch  # isort: skip  (after tests.support, which sets it up)
 
+from examples.train.corpora import load_text
 from examples.train.distill.answers import loops
 from examples.train.distill.bundle import bundle
 from examples.train.distill.conversations import Recipe, Script, write
@@ -34,6 +35,7 @@ from examples.train.distill.rows import Stream, with_states
 from examples.train.distill.start import from_checkpoint, from_compact, from_teacher
 from examples.train.distill.student import Student
 from examples.train.distill.teacher import Teacher, load_teacher
+from examples.train.distill.texts import read_texts, write_texts
 from examples.train.errors import TrainError
 
 CPU = torch.device("cpu")
@@ -283,6 +285,9 @@ def test_a_whole_run_by_its_commands(kit_folder: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "measures.json").read_text())
     assert found["teacher"]["chat"]["kl"] == 0 and found["teacher"]["chat"]["same_top"] == 1
     assert found["new"]["chat"]["kl"] == pytest.approx(results["measures"]["chat"]["kl"], rel=0.02)
+    result = run_train("distill", "texts", *kit, "--rows", out / "sampled.npy", "--out", tmp_path / "texts.jsonl.gz")
+    assert result.status == 0, result.err
+    assert {document.kind for document in load_text(tmp_path / "texts.jsonl.gz")} <= {"conversation", "text"}
     told = ("--run", out, "--before", 1000, "--name", "a toy", "--note", "Made by a test.")
     assert run_train("distill", "export", *kit, out / "compact", tmp_path / "hf", *told).status == 0
     assert (tmp_path / "hf" / "config.json").exists()
@@ -291,6 +296,30 @@ def test_a_whole_run_by_its_commands(kit_folder: Path, tmp_path: Path) -> None:
     assert len(card["samples"]) == 20 and card["notes"].endswith("Made by a test.")
     perplexity = results["measures"]["chat"]["perplexity"]
     assert math.exp(card["held_out"][0]["loss"]) == pytest.approx(perplexity, rel=1e-3)
+
+
+def test_rows_become_conversations_and_texts(kit_folder: Path) -> None:
+    tokenizer = Kit(kit_folder, CPU).tokenizer
+    start, end, turn = "<|im_start|>", "<|im_end|>\n", [{"role": "user", "content": "Hi."}]
+    opened = f"{start}system\nBe kind.{end}{start}user\nHi.{end}"
+    answered = f"{opened}{start}assistant\n Yes? {end}"
+    whole = [*turn, {"role": "assistant", "content": "Yes?"}]
+    cases: dict[str, dict[str, object] | None] = {
+        answered: {"messages": whole},
+        f"{answered}{start}user\nAnd": {"messages": whole},
+        f"{answered}{start}user\nAnd?{end}{start}assistant\n{'a b c ' * 5}{end}": {"messages": whole},
+        f"{answered}<|endoftext|>{start}user\nMore{end}": {"messages": whole},
+        opened: None,
+        f"{opened}{start}assistant\nYe": None,
+        "<|endoftext|>A text.<|endoftext|>Another": {"text": "A text."},
+        f"<|endoftext|>{'a b c ' * 5}": None,
+    }
+    rows = [tokenizer.encode(text, add_special_tokens=False).ids for text in cases]
+    for row, expected in zip(rows, cases.values(), strict=True):
+        assert list(read_texts(np.array([row]), tokenizer)) == ([expected] if expected else [])
+    with pytest.raises(TrainError, match="none of the rows holds a whole answer"):
+        write_texts(iter(()), kit_folder / "none.jsonl")
+    assert not list(kit_folder.glob("none*"))
 
 
 BAD: dict[str, tuple[Callable[[Path], list[object]], list[str]]] = {

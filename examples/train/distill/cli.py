@@ -97,6 +97,21 @@ def sample_command(
     sample_files(Kit(kit), out, rows, batches, length, seconds)
 
 
+@app.command("texts")
+def texts_command(
+    kit: KitOption,
+    rows: Annotated[Path, typer.Option(help="sampled.npy of a run.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl or .jsonl.gz.")],
+) -> None:
+    """Sampled rows as conversations and texts, for ``prepare --text``."""
+    from .kit import Kit
+    from .rows import load_rows
+    from .texts import read_texts, write_texts
+
+    count = write_texts(read_texts(load_rows(rows), Kit(kit).tokenizer), out)
+    typer.echo(f"{out}: {count:,} conversations and texts")
+
+
 @app.command("train")
 def train_command(
     kit: KitOption,

@@ -73,13 +73,18 @@ def read_array(path: Path, name: str) -> np.ndarray:
 
 def read_rows(path: Path, device: torch.device) -> Tensor:
     """Rows of an ``.npy`` as int32 ``[N, T]``. Raises TrainError for another shape."""
+    return torch.from_numpy(load_rows(path).astype(np.int32)).to(device)
+
+
+def load_rows(path: Path) -> np.ndarray:
+    """The same as it lies there, of any integer type."""
     try:
-        rows = np.load(path)
+        rows: np.ndarray = np.load(path)
     except (OSError, ValueError) as error:
         raise TrainError(f"{path}: cannot be read ({error}); run sample first") from None
     if rows.ndim != 2 or not rows.size or rows.dtype.kind not in "ui":
         raise TrainError(f"{path}: expected whole numbers [rows, tokens], found {rows.dtype} {list(rows.shape)}")
-    return torch.from_numpy(rows.astype(np.int32)).to(device)
+    return rows
 
 
 def save_rows(path: Path, rows: Tensor) -> None:
