@@ -111,7 +111,7 @@ class _Exporter:
         self.model = build_model(config, checkpoint.path, checkpoint.names())
         self.scheme: BitNetScheme | None = bitnet_scheme(config, f"{checkpoint.path}: config")
         self.encoder = TensorEncoder(checkpoint, writer, workers)
-        matrices = [tensor for tensor in self.model.tensors() if isinstance(tensor, Matrix)]
+        matrices = [one for one in self.model.tensors() if isinstance(one, Matrix) and one.fixed is None]
         self.policy = Policy(options.policy, options.keep, matrices, self.model.layers, self.model.tied)
         self.policy.check_planes(options.ternary_planes, options.compensate, options.calibration)
         self.calibrated: str | None = None
@@ -171,7 +171,11 @@ class _Exporter:
 
     def _matrix(self, matrix: Matrix) -> None:
         before = len(self.encoder.reports)
-        choice = self._embedding(matrix) if matrix.is_embedding else self._linears(matrix)
+        if matrix.fixed is not None:
+            choice = Choice(matrix.fixed, False, "always")
+            self.encoder.floats(matrix, matrix.fixed, [None] * len(matrix.sources))
+        else:
+            choice = self._embedding(matrix) if matrix.is_embedding else self._linears(matrix)
         for report in self.encoder.reports[before:]:
             report.choice = choice.why
 

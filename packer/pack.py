@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from shaders.contract import ContractError
 from shaders.float4 import E2M1_MAX, E4M3_MAX, E4M3_MAX_CODE, E8M0_MAX_CODE, nibbles
 from shaders.program import check as check_program
-from shaders.program import logits_columns
+from shaders.program import check_context, logits_columns
 from shaders.weights import WeightTensor
 
 from .checkpoints.huggingface import Layout, tensor_layouts
@@ -101,6 +101,7 @@ class Pack:
         tensors = {name: (entry.encoding, entry.shape) for name, entry in self.entries.items()}
         try:
             check_program(self.program, tensors)
+            check_context(self.program, tensors, self.manifest["context_length"])
         except ContractError as error:
             raise PackError(error.rule, f"{self.path}: {error}") from None
         found, expected = logits_columns(self.program), self.manifest["vocab_size"]

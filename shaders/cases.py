@@ -15,9 +15,10 @@ from .cases_linear import (
     linear_float_cases,
     linear_ternary_cases,
     linear_ternary_tiled_cases,
+    position_cases,
 )
 from .cases_low_bits import low_bit_cases
-from .cases_rows import glu_cases, norm_cases, quantize_cases
+from .cases_rows import activate_cases, glu_cases, norm_cases, quantize_cases
 from .cases_sampling import accept_cases, argmax_cases, sample_cases
 from .cases_split import attention_merge_cases, rope_attention_cases
 from .cases_subgroups import subgroup_cases
@@ -28,9 +29,11 @@ _GROUPS = (
     expand_cases,
     dequantize_cases,
     embed_cases,
+    position_cases,
     norm_cases,
     quantize_cases,
     glu_cases,
+    activate_cases,
     wide_cases,
     linear_ternary_cases,
     linear_ternary_tiled_cases,

@@ -115,6 +115,38 @@ def embed_case(
     )
 
 
+def position_cases() -> Iterator[Case]:
+    """From the beginning and from further on; pieces of a table; columns around the padding and the threads."""
+    for columns in (1, 63, 64, 65, 301):
+        yield position_case(f"position {columns}", 9, columns, 3, 5)
+    yield position_case("position first", 4, 20, 0, 4)
+    yield position_case("position one", 130, 36, 129, 1)
+    yield position_case("position piece", 64, 36, 60, 9, first_row=64)
+    yield position_case("position small piece", 8, 20, 62, 4, first_row=64)
+    yield position_case("position before a piece", 64, 36, 62, 1, first_row=64)
+    yield position_case("position behind a piece", 64, 36, 126, 5, first_row=64)
+
+
+def position_case(name: str, rows: int, columns: int, position: int, tokens: int, first_row: int = 0) -> Case:
+    """Rows of a table that begins at ``first_row`` of a taller one; positions in other pieces leave what is there."""
+    rng = generator(name)
+    weight = random_weight(rng, "f32", rows, columns)
+    old = rng.normal(size=(tokens, columns)).astype(F32)
+    expected = old.copy()
+    for token, row in enumerate(range(position - first_row, position - first_row + tokens)):
+        if 0 <= row < rows:
+            expected[token] += reference.position(weight, row, 1)[0]
+    return make_case(
+        name,
+        {"op": "position", "accumulate": True, "out": "y"},
+        {"y": {"dtype": "f32", "shape": ["T", columns]}},
+        {**weight_inputs(weight), "y": old},
+        {"y": expected},
+        symbols=piece_symbols(weight, first_row, first_row + rows),
+        step=(position, tokens, 1, 0),
+    )
+
+
 def linear_case(
     name: str,
     activation: str,

@@ -1,4 +1,4 @@
-"""Cases of norm, quantize and glu, which share normalize.wgsl."""
+"""Cases of norm, quantize, glu and activate, which share normalize.wgsl."""
 
 from __future__ import annotations
 
@@ -68,6 +68,20 @@ def glu_cases() -> Iterator[Case]:
     yield row_case("glu 64 threads", "glu", "f32", 2, 300, act="silu", gain=True, workgroup=64)
 
 
+def activate_cases() -> Iterator[Case]:
+    """The activations without a gate."""
+    for out in OUTPUTS:
+        for act in ("relu", "silu", "relu2", "gelu_tanh"):
+            yield row_case(f"activate {act} {out}", "activate", out, 3, 131, act=act)
+        yield row_case(f"activate relu {out} of many", "activate", out, 2, 1537, act="relu", magnitude=1e4)
+    yield row_case("activate silu small f32", "activate", "f32", 2, 20, act="silu")
+    yield row_case("activate 64 threads", "activate", "f32", 2, 300, act="relu", workgroup=64)
+    for out in INTEGER_ACTIVATIONS:
+        yield row_case(f"activate relu {out} NaN", "activate", out, 3, 130, act="relu", broken=np.nan)
+        yield strict_case(f"activate relu strict {out}", "activate", out, 2, 40, act="relu")
+    yield strict_case("activate gelu_tanh strict a8", "activate", "a8", 2, 40, act="gelu_tanh")
+
+
 def strict_case(name: str, op: str, out: str, tokens: int, columns: int, **options: Any) -> Case:
     """As ``row_case``, with numbers so far from ties that every device must give the same integers."""
     for attempt in range(1000):
@@ -106,13 +120,13 @@ def row_case(
     gains = (rng.normal(size=columns) + 1).astype(F32) if scaled else None
     rows = last_rows or tokens
     with np.errstate(invalid="ignore", over="ignore"):
-        value, value_error = _gated(x[tokens - rows :].astype(np.float64), act)
+        value, value_error = _gated(_with_gate(x[tokens - rows :].astype(np.float64), op), act)
         result, result_error = normed(value, value_error, gains, eps)
     lead = "R" if last_rows else "T"
     fields: dict[str, Any] = {"op": op, "x": "x", "out": "y"}
-    if op != "quantize":
+    if op in ("norm", "glu"):
         fields |= {"eps": eps, "gain": "gain" if scaled else None}
-    if op == "glu":
+    if op in ("glu", "activate"):
         fields["act"] = act
     inputs = {"x": x} | ({"gain": gains} if gains is not None else {})
     expected, checks = (
@@ -139,11 +153,18 @@ def row_case(
     return replace(case, symbols={**case.symbols, "WORKGROUP": workgroup}) if workgroup else case
 
 
+def _with_gate(x: np.ndarray, op: str) -> np.ndarray:
+    """activate is a glu whose second half is 1: that product rounds nothing."""
+    return np.stack([x, np.ones_like(x)], axis=1) if op == "activate" else x
+
+
 def _gated(x: np.ndarray, act: str) -> tuple[np.ndarray, np.ndarray]:
     """(act(gate) * up in f64, relative error of each element in f32)."""
     if act == "none":
         return x, np.zeros_like(x)
     gate, up = x[:, 0], x[:, 1]
+    if act == "relu":
+        return np.maximum(gate, 0) * up, np.zeros_like(gate)
     if act == "relu2":
         return np.square(np.maximum(gate, 0)) * up, np.full_like(gate, 2 * U)
     z = gate if act == "silu" else np.sqrt(8 / np.pi) * (gate + 0.044715 * gate**3)

@@ -126,11 +126,17 @@ class ReferenceModel:
     def _op_embed(self, op: Mapping, values: Mapping) -> np.ndarray:
         return reference.embed(self.tensors[op["w"]], values["@ids"], op.get("multiplier", 1.0))
 
+    def _op_position(self, op: Mapping, values: Mapping) -> np.ndarray:
+        return reference.position(self.tensors[op["w"]], self.position, len(values["@ids"]))
+
     def _op_norm(self, op: Mapping, values: Mapping) -> np.ndarray:
         return reference.norm(values[op["x"]], self.tensors[op["gain"]].data, op["eps"])
 
     def _op_quantize(self, op: Mapping, values: Mapping[str, np.ndarray]) -> np.ndarray:
         return values[op["x"]]
+
+    def _op_activate(self, op: Mapping, values: Mapping) -> np.ndarray:
+        return reference.activate(values[op["x"]], op["act"])
 
     def _op_glu(self, op: Mapping, values: Mapping) -> np.ndarray:
         return reference.glu(values[op["x"]], op["act"], self._vector(op.get("gain")), op.get("eps", 0.0))

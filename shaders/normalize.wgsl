@@ -1,8 +1,10 @@
-// norm, quantize, glu: one row of activations -> gate, norm, and f32 or integer activations. ACT, NORM,
-// GAIN and ACTIVATION switch the stages; the steps that are left out cost nothing.
+// norm, quantize, glu, activate: one row of activations -> gate, norm, and f32 or integer activations. ACT, GATED,
+// NORM, GAIN and ACTIVATION switch the stages; the steps that are left out cost nothing.
 //
 //   v[i] = x[t, i]                             ACT = 0
-//   v[i] = act(x[t, 0, i]) * x[t, 1, i]        silu g / (1 + exp(-g)), relu2 max(g, 0)^2,
+//   v[i] = act(x[t, 0, i]) * x[t, 1, i]        GATED = 1
+//   v[i] = act(x[t, i])                        GATED = 0: activate
+//                                              silu g / (1 + exp(-g)), relu max(g, 0), relu2 max(g, 0)^2,
 //                                              gelu_tanh g / (1 + exp(-2 sqrt(2/pi) (g + 0.044715 g^3)))
 //   v[i] = v[i] * (1 / sqrt(mean(v^2) + eps)) * gain[i]                    NORM = 1
 //   ACTIVATION 0 (f32)  y[t, i] = v[i], + y[t, i] with ACCUMULATE
@@ -22,6 +24,7 @@
 
 const SILU: u32 = 1u;
 const RELU2: u32 = 2u;
+const RELU: u32 = 4u;
 const A8: u32 = 1u;
 const A16: u32 = 2u;
 const ABSMAX_FLOOR: f32 = 1e-5;
@@ -34,6 +37,7 @@ struct Params {
 
 override WORKGROUP: u32 = 256;
 override ACT: u32 = 0;
+override GATED: u32 = 1;
 override NORM: u32 = 1;
 override GAIN: u32 = 1;
 override ACTIVATION: u32 = 0;
@@ -54,6 +58,9 @@ var<workgroup> maxima: array<u32, WORKGROUP>;
 var<workgroup> block_sums: array<atomic<i32>, 256>;
 
 fn activate(g: f32) -> f32 {
+    if (ACT == RELU) {
+        return select(g, 0.0, g < 0.0);
+    }
     if (ACT == RELU2) {
         let positive = max(g, 0.0);
         return positive * positive;
@@ -70,6 +77,9 @@ fn activate(g: f32) -> f32 {
 fn value(row: u32, i: u32) -> f32 {
     if (ACT == 0u) {
         return x[row * params.k + i];
+    }
+    if (GATED == 0u) {
+        return activate(x[row * params.k + i]);
     }
     let gate = 2u * row * params.k + i;
     return activate(x[gate]) * x[gate + params.k];

@@ -47,6 +47,13 @@ def check(program: Any, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
     _check_choice(program, tensors)
 
 
+def check_context(program: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]], context: int) -> None:
+    """Raise ContractError unless a checked program has a row for each position of a context of so many tokens."""
+    for _, where, op in operations(program):
+        rows = tensors[op["w"]][1][0] if op["op"] == "position" else context
+        _expect(rows >= context, "program-shape", f"{where}: {rows} positions, context_length is {context}")
+
+
 def _expect(condition: bool, rule: str, message: str) -> None:
     if not condition:
         raise ContractError(rule, f"program.json: {message}")
@@ -187,6 +194,12 @@ class _Checker:
     def _shapes_embed(self, values: Mapping) -> None:
         self._equal("out", values["out"], ("T", self._tensor("w", 2)[1]))
 
+    def _shapes_position(self, values: Mapping) -> None:
+        self._equal("out", values["out"], ("T", self._tensor("w", 2)[1]))
+        encoding = self.tensors[self.op["w"]][0]
+        self._expect(encoding == "f32", "operation", f"positions need a tensor of f32, found {encoding}")
+        self._expect(self.op.get("accumulate") is True, "operation", "accumulate must be true")
+
     def _shapes_norm(self, values: Mapping) -> None:
         self._equal("columns of out", values["out"][1], values["x"][1])
         self._vector("gain", values["x"][1])
@@ -197,6 +210,9 @@ class _Checker:
             self._same_lead(values, "x")
 
     def _shapes_quantize(self, values: Mapping) -> None:
+        self._equal("out", values["out"], values["x"])
+
+    def _shapes_activate(self, values: Mapping) -> None:
         self._equal("out", values["out"], values["x"])
 
     def _shapes_glu(self, values: Mapping) -> None:

@@ -138,11 +138,22 @@ def embed(weight: WeightTensor, ids: np.ndarray, multiplier: float = 1.0) -> np.
     return dequantize(weight, np.asarray(ids, dtype=np.int64)) * F32(multiplier)
 
 
+def position(weight: WeightTensor, first: int, count: int) -> np.ndarray:
+    """Rows ``first .. first + count - 1`` of a table of learned positions, f32 ``[T, K]``."""
+    return dequantize(weight, slice(first, first + count))
+
+
 def norm(x: np.ndarray, gain: np.ndarray, eps: float) -> np.ndarray:
     """RMSNorm: x / sqrt(mean(x^2) + eps) * gain, f32 ``[T, K]``."""
     mean = np.mean(np.square(x, dtype=np.float64), axis=-1, keepdims=True)
     normed: np.ndarray = x * (1.0 / np.sqrt(mean + eps)).astype(F32) * gain
     return normed
+
+
+def activate(x: np.ndarray, act: str) -> np.ndarray:
+    """act(x), f32 ``[T, K]``."""
+    value: np.ndarray = _ACTS[act](x)
+    return value
 
 
 def glu(x: np.ndarray, act: str, gain: np.ndarray | None = None, eps: float = 0.0) -> np.ndarray:
@@ -163,7 +174,12 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
     return y
 
 
-_ACTS = {"silu": _silu, "relu2": lambda x: np.square(np.maximum(x, 0)), "gelu_tanh": _gelu_tanh}
+_ACTS = {
+    "silu": _silu,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.square(np.maximum(x, 0)),
+    "gelu_tanh": _gelu_tanh,
+}
 
 
 def integer_sums(trits: np.ndarray, q: np.ndarray) -> np.ndarray:

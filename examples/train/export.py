@@ -126,7 +126,7 @@ def export(
     if out.exists() and any(out.iterdir()):
         raise TrainError(f"{out}: already there and not empty; name a new folder")
     model, checkpoint = load_model(source)
-    tokenizer = _special_ids(checkpoint)
+    tokenizer = special_ids(checkpoint.path)
     fresh = out.with_name(out.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -151,8 +151,9 @@ def export(
     return checkpoint
 
 
-def _special_ids(checkpoint: Checkpoint) -> dict[str, int]:
-    path = checkpoint.path / "tokenizer.json"
+def special_ids(folder: Path) -> dict[str, int]:
+    """Special tokens of a folder's tokenizer and their ids; none without one. Raises TrainError."""
+    path = folder / "tokenizer.json"
     if not path.is_file():
         return {}
     try:

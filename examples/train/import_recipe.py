@@ -30,25 +30,22 @@ import pickle
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 import typer
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import Tensor
 
 from .checkpoint import CONFIG, TOKENIZER_FILES, WEIGHTS
 from .errors import TrainError
-from .model import RMSNorm
+from .export import special_ids
+from .recipe_model import RecipeConfig, hugging_face_config, load_recipe, portable
 
-MODEL_TYPE = "recipe_gpt"
 SCALES = ("head", "width")
-#: PyTorch's default for LayerNorm, which the recipe keeps.
-EPS = 1e-5
+#: What ends a text in GPT-2's tokenizer, which the recipe uses.
+END = "<|endoftext|>"
 _PREFIXES = ("module.", "_orig_mod.")
 _HEAD = re.compile(r"attn_blocks\.(\d+)\.attn\.heads\.(\d+)\.(query|key|value)\.weight")
 _BUFFER = re.compile(r"(^|\.)(tril|pos_idxs)$")
@@ -59,61 +56,6 @@ _BLOCK_NAMES = {
     "mlp.hidden": "up",
     "mlp.proj": "down",
 }
-
-
-@dataclass(frozen=True)
-class RecipeConfig:
-    """Shape: vocabulary, width, blocks, heads, longest context, width of the MLP."""
-
-    vocab_size: int
-    dim: int
-    layers: int
-    heads: int
-    max_context: int
-    ffn_dim: int
-
-
-class RecipeBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); x f32 ``[B, T, D]``."""
-
-    def __init__(self, config: RecipeConfig) -> None:
-        super().__init__()
-        dim = config.dim
-        self.heads = config.heads
-        self.attention_norm, self.ffn_norm = RMSNorm(dim, EPS), RMSNorm(dim, EPS)
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
-        self.up, self.down = nn.Linear(dim, config.ffn_dim), nn.Linear(config.ffn_dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, count, dim = x.shape
-        y = self.attention_norm(x)
-        q, k, v = (part(y).view(batch, count, self.heads, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [B, H, T, E]
-        x = x + self.o(mixed.transpose(1, 2).reshape(batch, count, dim))
-        result: Tensor = x + self.down(F.relu(self.up(self.ffn_norm(x))))
-        return result
-
-
-class RecipeDecoder(nn.Module):
-    """The recipe's classic decoder: tokens int64 ``[B, T]`` to logits f32 ``[B, T, V]``."""
-
-    def __init__(self, config: RecipeConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.positions = nn.Embedding(config.max_context, config.dim)
-        self.blocks = nn.ModuleList(RecipeBlock(config) for _ in range(config.layers))
-        self.norm = RMSNorm(config.dim, EPS)
-        self.head = nn.Linear(config.dim, config.vocab_size)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        if tokens.shape[1] > self.config.max_context:
-            raise TrainError(f"{tokens.shape[1]} tokens are more than the context of {self.config.max_context}")
-        x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
 
 
 def read_recipe(path: Path) -> dict[str, Tensor]:
@@ -237,11 +179,12 @@ def import_recipe(path: Path, out: Path, scale: str = "head", tokenizer: Path | 
         raise TrainError(f"{out}: is not empty; name a new folder")
     if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
         raise TrainError(f"{tokenizer}: holds no tokenizer.json")
+    end = None if tokenizer is None else special_ids(tokenizer).get(END)
     fresh = out.with_name(out.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    save_file(converted, fresh / WEIGHTS)
-    record = {"model_type": MODEL_TYPE, **asdict(config), "activation": "relu", "norm_eps": EPS}
+    save_file({portable(name): tensor for name, tensor in converted.items()}, fresh / WEIGHTS)
+    record = hugging_face_config(config) | ({} if end is None else {"eos_token_id": end})
     (fresh / CONFIG).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for name in TOKENIZER_FILES if tokenizer is not None else ():
         if (tokenizer / name).is_file():  # type: ignore[operator]
@@ -249,22 +192,6 @@ def import_recipe(path: Path, out: Path, scale: str = "head", tokenizer: Path | 
     shutil.rmtree(out, ignore_errors=True)
     fresh.rename(out)
     return config
-
-
-def load_recipe(folder: Path) -> RecipeDecoder:
-    """The decoder in a folder that ``import_recipe`` wrote. Raises TrainError."""
-    try:
-        record: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if record.get("model_type") != MODEL_TYPE:
-            raise TrainError(f"{folder / CONFIG}: model_type is {record.get('model_type')!r}, expected {MODEL_TYPE!r}")
-        names = RecipeConfig.__dataclass_fields__
-        model = RecipeDecoder(RecipeConfig(**{name: int(record[name]) for name in names}))
-        model.load_state_dict(load_file(folder / WEIGHTS))
-    except OSError as error:
-        raise TrainError(f"{error.filename or folder}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise TrainError(f"{folder}: not what import-recipe writes ({error})") from None
-    return model.eval()
 
 
 def _sources(ours: str, heads: int) -> list[str]:

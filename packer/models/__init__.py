@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from . import bitnet, gemma3, llama, mistral, qwen2, qwen3
+from . import bitnet, gemma3, llama, mistral, qwen2, qwen3, recipe
 from .fields import Fields
 from .transformer import Matrix, Transformer, Vector, plane_name, plane_names
 
@@ -21,6 +21,7 @@ FAMILIES: dict[str, Callable[[Fields], Transformer]] = {
     "mistral": mistral.build,
     "qwen2": qwen2.build,
     "qwen3": qwen3.build,
+    "recipe_gpt": recipe.build,
 }
 
 

@@ -7,7 +7,7 @@ mlp_bias, rope_theta, rope_scaling, rope_parameters.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ..errors import CheckpointError
 from .fields import Fields
@@ -24,12 +24,19 @@ def build(config: Fields) -> Transformer:
 
 
 def decoder(
-    config: Fields, family: str, *, default_theta: float, read: Collection[str] = (), act: str = "hidden_act"
+    config: Fields,
+    family: str,
+    *,
+    default_theta: float,
+    read: Collection[str] = (),
+    act: str = "hidden_act",
+    acts: Mapping[str, str] = _ACTS,
 ) -> Transformer:
     """Common reading of the config of Llama-like families.
 
     default_theta: as in transformers' config class. read: fields that change the mathematics and that the family reads
-    itself. act: the field that names the activation. Raises CheckpointError for missing or unsupported fields.
+    itself. act: the field that names the activation. acts: those that the family has. Raises CheckpointError for
+    missing or unsupported fields.
     """
     refuse_unsupported(config, read)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
@@ -47,7 +54,7 @@ def decoder(
         head_dim=head_dim,
         vocabulary=config.integer("vocab_size"),
         context=config.integer("max_position_embeddings"),
-        act=_act(config, act),
+        act=_act(config, act, acts),
         eps=config.positive("rms_norm_eps"),
         tied=config.flag("tie_word_embeddings", False),
         qkv_bias=biased,
@@ -57,11 +64,11 @@ def decoder(
     )
 
 
-def _act(config: Fields, field: str) -> str:
+def _act(config: Fields, field: str, acts: Mapping[str, str]) -> str:
     name = config.get(field)
-    if not isinstance(name, str) or name not in _ACTS:
-        raise CheckpointError(f"{config.where}: {field} is {name!r}, expected one of {', '.join(_ACTS)}")
-    return _ACTS[name]
+    if not isinstance(name, str) or name not in acts:
+        raise CheckpointError(f"{config.where}: {field} is {name!r}, expected one of {', '.join(acts)}")
+    return acts[name]
 
 
 def _check_heads(config: Fields, heads: int, kv_heads: int, head_dim: int) -> None:

@@ -57,6 +57,11 @@ def rope_table(config: Fields, head_dim: int, default_theta: float) -> dict[str,
     return {"kind": "rope", "inv_freq": base.astype(np.float32).tolist(), "scale": scale}
 
 
+def still_table(head_dim: int) -> dict[str, Any]:
+    """Of a model without rotary embedding: no position turns anything."""
+    return {"kind": "rope", "inv_freq": [0.0] * (head_dim // 2), "scale": 1.0}
+
+
 def _parameters(config: Fields) -> Fields:
     """The older field first, as transformers has it."""
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}

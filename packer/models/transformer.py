@@ -24,14 +24,15 @@ def plane_names(weight: str, names: Container[str]) -> list[str]:
 class Matrix:
     """A pack matrix made of checkpoint tensors stacked by rows.
 
-    name: in the pack. sources: (checkpoint tensor, rows) in order. columns: K. is_embedding: whether it is the
-    embedding or output head rather than a linear inside the layers.
+    name: in the pack. sources: (checkpoint tensor, rows) in order. columns: K. is_embedding: whether it is an
+    embedding or the output head rather than a linear inside the layers. fixed: its encoding, if nobody may choose it.
     """
 
     name: str
     sources: tuple[tuple[str, int], ...]
     columns: int
     is_embedding: bool = False
+    fixed: str | None = None
 
     @property
     def rows(self) -> int:
@@ -61,7 +62,8 @@ class Transformer:
     a norm. post_norms: whether what attention and MLP give has one before it is added. gain_offset: what is added to
     the gains of all norms. multiplier: of the embedding. scale: of attention scores; None: 1 / sqrt(head_dim). windows:
     keys that a token of each layer sees, 0 for all; empty: all layers see all. local_rope: table of layers with a
-    window, where it is not ``rope``.
+    window, where it is not ``rope``. positions: whether each position has a learned vector, added to the embedding.
+    gated: whether the MLP has a gate; without one it is down(act(up)). head_bias: of the output head.
     """
 
     family: str
@@ -88,17 +90,30 @@ class Transformer:
     scale: float | None = None
     windows: tuple[int, ...] = ()
     local_rope: Mapping[str, Any] | None = None
+    positions: bool = False
+    gated: bool = True
+    head_bias: bool = False
+
+    @property
+    def into_mlp(self) -> str:
+        """What the first matrix of the MLP is called in a layer."""
+        return "gate_up" if self.gated else "up"
 
     def tensors(self) -> list[Matrix | Vector]:
         """All pack tensors in the order of first use."""
         found: list[Matrix | Vector] = [
             Matrix("embed", (("model.embed_tokens.weight", self.vocabulary),), self.hidden, is_embedding=True)
         ]
+        if self.positions:  # of all numbers these are in every token, and few: they stay as they are
+            source = (("model.embed_positions.weight", self.context),)
+            found.append(Matrix("positions", source, self.hidden, is_embedding=True, fixed="f32"))
         for layer in range(self.layers):
             found += self._layer_tensors(layer)
         found.append(self._gain("final_norm", "model.norm", self.hidden))
         if not self.tied:
             found.append(Matrix("lm_head", (("lm_head.weight", self.vocabulary),), self.hidden, is_embedding=True))
+        if self.head_bias:
+            found.append(Vector("lm_head.bias", (("lm_head.bias", self.vocabulary),)))
         return found
 
     def _layer_tensors(self, layer: int) -> list[Matrix | Vector]:
@@ -109,7 +124,7 @@ class Transformer:
             "k_proj": self.kv_heads * self.head_dim,
             "v_proj": self.kv_heads * self.head_dim,
         }
-        gate_up = {"gate_proj": self.ffn, "up_proj": self.ffn}
+        into_mlp = {"gate_proj": self.ffn, "up_proj": self.ffn} if self.gated else {"up_proj": self.ffn}
         attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
         sub_norms = self.sub_norms or ("", "")
         before_mlp = "pre_feedforward_layernorm" if self.post_norms else "post_attention_layernorm"
@@ -124,7 +139,7 @@ class Transformer:
             if self.post_norms
             else None,
             self._gain(f"{ours}.post_norm", f"{theirs}.{before_mlp}", self.hidden),
-            *self._linear(f"{ours}.gate_up", mlp, gate_up, self.hidden, self.mlp_bias),
+            *self._linear(f"{ours}.{self.into_mlp}", mlp, into_mlp, self.hidden, self.mlp_bias),
             self._gain(f"{ours}.ffn_sub_norm", f"{mlp}.{sub_norms[1]}", self.ffn) if self.sub_norms else None,
             *self._linear(f"{ours}.down", mlp, {"down_proj": self.hidden}, self.ffn, self.mlp_bias),
             self._gain(f"{ours}.ffn_out_norm", f"{theirs}.post_feedforward_layernorm", self.hidden)
@@ -165,6 +180,8 @@ class _ProgramBuilder:
         model = self.model
         hidden = self._value("h", "f32", model.hidden)
         self.body.append({"op": "embed", "w": "embed", "multiplier": model.multiplier, "out": hidden})
+        if model.positions:
+            self.body.append({"op": "position", "w": "positions", "accumulate": True, "out": hidden})
         for layer in range(model.layers):
             self._attention(f"layers.{layer}", layer, hidden)
             self._mlp(f"layers.{layer}", hidden)
@@ -180,7 +197,8 @@ class _ProgramBuilder:
             "body": self.body,
             "logits": [
                 {"op": "norm", "x": hidden, "gain": "final_norm", "eps": model.eps, "out": last},
-                {"op": "linear", "x": last, "w": head, "out": logits},
+                {"op": "linear", "x": last, "w": head, "out": logits}
+                | ({"bias": "lm_head.bias"} if model.head_bias else {}),
             ],
             "greedy": [{"op": "argmax", "logits": logits}],
             "random": [{"op": "sample", "logits": logits}],
@@ -249,17 +267,17 @@ class _ProgramBuilder:
         self._branch(ready, f"{prefix}.o", f"{prefix}.attn_out_norm", hidden)
 
     def _mlp(self, prefix: str, hidden: str) -> None:
-        model = self.model
-        normed = self._value("ffn_in", self._input_dtype(f"{prefix}.gate_up"), model.hidden)
-        both = self._value("gate_up", "f32", 2 * model.ffn)
-        gated = self._value("down_in", self._input_dtype(f"{prefix}.down"), model.ffn)
+        model, first = self.model, f"{prefix}.{self.model.into_mlp}"
+        normed = self._value("ffn_in", self._input_dtype(first), model.hidden)
+        wide = self._value(model.into_mlp, "f32", 2 * model.ffn if model.gated else model.ffn)
+        activated = self._value("down_in", self._input_dtype(f"{prefix}.down"), model.ffn)
         self._norm(hidden, f"{prefix}.post_norm", normed)
-        self._linear(normed, f"{prefix}.gate_up", both)
-        op: dict[str, Any] = {"op": "glu", "x": both, "act": model.act, "out": gated}
+        self._linear(normed, first, wide)
+        op: dict[str, Any] = {"op": "glu" if model.gated else "activate", "x": wide, "act": model.act, "out": activated}
         if model.sub_norms:
             op |= {"gain": f"{prefix}.ffn_sub_norm", "eps": model.eps}
         self.body.append(op)
-        self._branch(gated, f"{prefix}.down", f"{prefix}.ffn_out_norm", hidden)
+        self._branch(activated, f"{prefix}.down", f"{prefix}.ffn_out_norm", hidden)
 
     def _branch(self, x: str, weight: str, gain: str, hidden: str) -> None:
         """The last linear of attention or MLP, added to the hidden state, through a norm where the family has one."""

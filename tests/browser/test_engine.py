@@ -24,6 +24,9 @@ from tests.support.families import BONSAI, FAMILY_CASES, FAMILY_PROMPT, bonsai_t
 from tests.support.packs import change_manifest, change_program, tiny_pack
 from tests.support.transformers_models import greedy, load_model
 
+from examples.train.import_recipe import import_recipe  # isort: skip  (after tests.support, which sets torch up)
+from tests.support.recipe import CONTEXT, write_recipe  # isort: skip
+
 SCRIPT = Path(__file__).with_name("engine_page.js").read_text(encoding="utf-8")
 CHUNK_BYTES = 4 << 20
 MESSAGES = [{"role": "user", "content": "Hi 😀"}]
@@ -33,6 +36,11 @@ IMPATIENT = {"retry": {"attempts": 2, "delayMs": 10, "corrupt": 1}}
 TOKENS = 8
 RANDOM = {"temperature": 1.1, "top_k": 80, "top_p": 0.97, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 4242}
 NEAR_TIE = 0.02
+GENERATE = """async ([prompt, count]) => {
+    const [ids, request] = [[], { temperature: 0, max_tokens: count, stopIds: [] }];
+    for await (const id of engine.generate(prompt, request)) ids.push(id);
+    return ids;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -377,15 +385,22 @@ def test_ids_of_each_family_are_those_of_transformers(
     loaded = family_page.evaluate("([url, ways]) => load(url, { ...ways, device })", [f"/packs/{name}/", OPTIONS])
     assert "error" not in loaded, loaded
     expected = greedy(load_model(source), FAMILY_PROMPT, TOKENS)
-    ids = family_page.evaluate(
-        """async ([prompt, count]) => {
-            const [ids, request] = [[], { temperature: 0, max_tokens: count, stopIds: [] }];
-            for await (const id of engine.generate(prompt, request)) ids.push(id);
-            return ids;
-        }""",
-        [FAMILY_PROMPT, TOKENS],
-    )
+    ids = family_page.evaluate(GENERATE, [FAMILY_PROMPT, TOKENS])
     assert ids[: len(expected)] == expected
+
+
+def test_learned_positions_and_an_mlp_without_gate(family_page: Page, site: EngineSite, tmp_path: Path) -> None:
+    source = write_recipe(tmp_path)
+    import_recipe(source / "model.pt", tmp_path / "checkpoint", tokenizer=source / "tokenizer")
+    pack = Pack(export(tmp_path / "checkpoint", site.packs / "recipe", ExportOptions(keep=("*=f16",))).path)
+    expected = ReferenceModel(pack.program, pack.tensors(), capacity=CONTEXT).generate(
+        FAMILY_PROMPT, Sampling(), CONTEXT - len(FAMILY_PROMPT)
+    )
+    ways = {**OPTIONS, "contextLength": CONTEXT}
+    loaded = family_page.evaluate("([url, ways]) => load(url, { ...ways, device })", ["/packs/recipe/", ways])
+    assert "error" not in loaded, loaded
+    ids = family_page.evaluate(GENERATE, [FAMILY_PROMPT, CONTEXT - len(FAMILY_PROMPT)])
+    assert ids == [token for token, _ in expected]
 
 
 def test_the_worker_that_does_not_start_is_told(context: BrowserContext, site: EngineSite) -> None:

@@ -154,6 +154,7 @@ test('the memory plan adds up, and what cannot fit is told before a download', (
   const plan = planMemory(pack, program, contract, choice);
   const bytes = {
     embed: 32 * 32 + 32 * 2,
+    positions: 20 * 32,
     gain: 32,
     head: 16,
     qkv: 16 * 16 + 64,
@@ -168,7 +169,7 @@ test('the memory plan adds up, and what cannot fit is told before a download', (
   );
   assert.deepEqual([plan.kvBytesPerToken, plan.kvBytes], [16, 1600]);
   // Eight tokens may be verified at once, which is more than the chunk of four.
-  const floats = 4 * 8 * (8 + 16 + 8 + 8 + 24) + 4 * 8 * (8 + 32);
+  const floats = 4 * 8 * (8 + 16 + 8 + 8 + 24 + 8) + 4 * 8 * (8 + 32);
   const integers = 3 * 8 * (64 + 4 + 4);
   const picks = 8 * 8;
   const weights = 8 * 4 * (256 * 2 + 1024);

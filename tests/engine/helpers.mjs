@@ -101,6 +101,7 @@ export function goodProgram() {
       oa: { dtype: 'a8', shape: ['T', 8] },
       gu: { dtype: 'f32', shape: ['T', 24] },
       ga: { dtype: 'a8', shape: ['T', 12] },
+      active: { dtype: 'f32', shape: ['T', 8] },
       hn: { dtype: 'f32', shape: ['R', 8] },
       logits: { dtype: 'f32', shape: ['R', 32] },
     },
@@ -117,6 +118,8 @@ export function goodProgram() {
       { op: 'linear', x: 'a', w: 'gate_up', out: 'gu' },
       { op: 'glu', x: 'gu', act: 'relu2', gain: 'sub', eps: 1e-5, out: 'ga' },
       { op: 'linear', x: 'ga', w: 'down', out: 'h', accumulate: true },
+      { op: 'position', w: 'positions', out: 'h', accumulate: true },
+      { op: 'activate', x: 'h', act: 'relu', out: 'active' },
     ],
     logits: [
       { op: 'norm', x: 'h', gain: 'gain', eps: 1e-5, out: 'hn' },
@@ -132,6 +135,7 @@ export const goodTensors = () =>
   new Map(
     Object.entries({
       embed: ['q8', [32, 8]],
+      positions: ['f32', [20, 8]],
       gain: ['f32', [8]],
       head: ['f32', [4]],
       qkv: ['ternary', [16, 8]],

@@ -1,11 +1,11 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { checkProgram } from '../../web/engine/program.js';
+import { checkContext, checkProgram } from '../../web/engine/program.js';
 import { changed, contract, fails, goodProgram, goodTensors } from './helpers.mjs';
 
 test('a good program passes', () => {
-  assert.equal(checkProgram(goodProgram(), contract, goodTensors()).body.length, 10);
+  assert.equal(checkProgram(goodProgram(), contract, goodTensors()).body.length, 12);
 });
 
 const WRONG = [
@@ -33,6 +33,15 @@ const WRONG = [
   ['body/3/heads', 1.5, 'operation'],
   ['body/8/act', 'tanh', 'operation'],
   ['body/6/accumulate', 'yes', 'operation'],
+  ['body/8/act', 'relu', 'operation'],
+  ['body/11/act', 'tanh', 'operation'],
+  ['body/10/accumulate', false, 'operation'],
+  ['body/10/accumulate', undefined, 'operation'],
+  ['body/10/w', 'embed', 'operation'],
+  ['body/10/w', 'nothing', 'reference'],
+  ['body/10/out', 'active', 'reference'],
+  ['body/10/w', 'gain', 'program-shape'],
+  ['values/active/shape', ['T', 7], 'program-shape'],
   ['body/4/scale', null, 'operation'],
   ['body/4/window', -1, 'operation'],
   ['body/4/window', 0.5, 'operation'],
@@ -86,6 +95,11 @@ test('integer sums that could overflow are refused', () => {
     () => checkProgram(goodProgram(), { ...contract, ops: narrow }, goodTensors()),
     fails('pack-invalid', 'program-shape'),
   );
+});
+
+test('a context has a row for each of its positions', () => {
+  checkContext(goodProgram(), goodTensors(), 20);
+  assert.throws(() => checkContext(goodProgram(), goodTensors(), 21), fails('pack-invalid', 'program-shape'));
 });
 
 const HEAD_GAINS = [

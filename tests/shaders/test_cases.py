@@ -51,10 +51,11 @@ def expected_values(kernel: contract.Kernel, source: str) -> set[int]:
     if allowed:
         expected = {contract.enum(source, value) for value in allowed} if words else set(allowed)
     if source == "act":
-        expected = expected - {0} if "act" in contract.op_spec(kernel.op).get("strings", {}) else {0}
+        names = contract.op_spec(kernel.op).get("strings", {}).get("act", ["none"])
+        expected = {contract.enum(source, name) for name in names}
     if kernel.name == "quantize" and source == "activation":
         expected = {1, 2}
-    if source == "last_rows" and kernel.name in ("quantize", "glu"):
+    if source == "last_rows" and kernel.name in ("quantize", "glu", "activate"):
         expected = {0}  # only norm may take the last rows (program.py)
     return expected
 

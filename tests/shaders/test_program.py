@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from packer.models import build_model
 from shaders.contract import ContractError, document
 from shaders.interpreter import ReferenceModel
-from shaders.program import SECTIONS, check, operations
+from shaders.program import SECTIONS, check, check_context, operations
 from tests.support.checkpoints import tiny_config
 
 Program = dict[str, Any]
@@ -37,6 +37,12 @@ def whole() -> tuple[Program, Tensors]:
     tensors["heads"] = ("f32", (12,))
     program["values"]["again.a8"] = {"dtype": "a8", "shape": ["T", 72]}
     program["body"].insert(1, {"op": "quantize", "x": "h", "out": "again.a8"})
+    program["values"]["active"] = {"dtype": "f32", "shape": ["T", 72]}
+    tensors["positions"] = ("f32", (99, 72))
+    program["body"] += [
+        {"op": "position", "w": "positions", "accumulate": True, "out": "h"},
+        {"op": "activate", "x": "h", "act": "relu", "out": "active"},
+    ]
     return json.loads(json.dumps(program)), tensors
 
 
@@ -48,6 +54,14 @@ def test_a_whole_program_passes() -> None:
     program, tensors = whole()
     check(program, tensors)
     assert {op["op"] for _, _, op in operations(program)} == set(document()["ops"])
+
+
+def test_a_context_has_positions() -> None:
+    program, tensors = whole()
+    check_context(program, tensors, 99)
+    with pytest.raises(ContractError, match=r"body\[\d+\] 'position': 99 positions, context_length is 100") as caught:
+        check_context(program, tensors, 100)
+    assert caught.value.rule == "program-shape"
 
 
 def test_optional_fields_pass() -> None:
@@ -129,6 +143,10 @@ FAULTS: dict[str, list[tuple[str, Callable[[Program, Tensors], None]]]] = {
         ("no head_dim", edit("rope_append", head_dim=...)),
         ("no scale", edit("attention", scale=...)),
         ("unknown act", edit("glu", act="tanh")),
+        ("a gate of relu", edit("glu", act="relu")),
+        ("unknown act without gate", edit("activate", act="tanh")),
+        ("positions that replace", edit("position", accumulate=...)),
+        ("positions of f16", tensor("positions", "f16", 99, 72)),
         ("act is a list", edit("glu", act=["silu"])),
         ("accumulate is 1", edit("linear", accumulate=1)),
         ("integers are accumulated", lambda program, tensors: add_norm(program, "attn_in.a8")),
@@ -169,6 +187,8 @@ FAULTS: dict[str, list[tuple[str, Callable[[Program, Tensors], None]]]] = {
         ("value is missing", edit("norm", x=...)),
         ("unknown out", edit("norm", out="nothing")),
         ("unknown tensor", edit("linear", w="nothing")),
+        ("unknown positions", edit("position", w="nothing")),
+        ("positions added before written", lambda program, tensors: program["body"].insert(0, program["body"][-2])),
         ("no tensor", edit("linear", w=...)),
         ("tensor is a list", edit("linear", w=["layers.0.qkv"])),
         ("unknown gain", edit("norm", gain="nothing")),
@@ -201,6 +221,9 @@ FAULTS: dict[str, list[tuple[str, Callable[[Program, Tensors], None]]]] = {
         ("linear rows", tensor("layers.0.qkv", "ternary", QKV + 1, 72)),
         ("bias length", tensor("layers.0.qkv.bias", "f32", 71)),
         ("glu columns", tensor("layers.0.ffn_sub_norm", "f32", 99)),
+        ("columns of positions", tensor("positions", "f32", 99, 73)),
+        ("positions are a vector", tensor("positions", "f32", 72)),
+        ("activate columns", put("values", "active", value(73))),
         ("glu of odd columns", put("values", "gate_up", value(199))),
         ("length of gains of heads", edit("rope_append", q_gain="heads", k_gain="layers.0.input_norm")),
         ("gain of heads is a matrix", edit("rope_append", q_gain="layers.0.qkv", k_gain="heads")),

@@ -170,6 +170,15 @@ const SHAPES = {
   embed(check, { out }) {
     check.equal('out', out.shape, ['T', check.tensor('w', 2).shape[1]]);
   },
+  position(check, { out }) {
+    const { encoding, shape } = check.tensor('w', 2);
+    check.equal('out', out.shape, ['T', shape[1]]);
+    check.expect(encoding === 'f32', 'operation', `positions need a tensor of f32, found ${encoding}`);
+    check.expect(check.op.accumulate === true, 'operation', 'accumulate must be true');
+  },
+  activate(check, { x, out }) {
+    check.equal('out', out.shape, x.shape);
+  },
   norm(check, { x, out }) {
     check.equal('columns of out', out.shape[1], x.shape[1]);
     check.vector('gain', x.shape[1]);

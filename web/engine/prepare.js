@@ -9,7 +9,7 @@ import { KernelFiles } from './kernels.js';
 import { KV_KINDS, bindingLimit, limitProblems, memoryHint, planMemory } from './memory.js';
 import { planProgram } from './operations.js';
 import { MAX_JSON_BYTES, checkPack, parseJson, totalBytes } from './pack.js';
-import { checkProgram, logitsColumns } from './program.js';
+import { checkContext, checkProgram, logitsColumns } from './program.js';
 import { quota } from './quota.js';
 import { openSource } from './source.js';
 import { browserStore } from './store.js';
@@ -100,6 +100,7 @@ export async function prepare(url, options) {
     onNetwork,
   });
   const program = checkProgram(parseJson(programBytes, 'program.json'), contract, pack.tensors);
+  checkContext(program, pack.tensors, pack.context_length);
   if (logitsColumns(program) !== pack.vocab_size) {
     const found = `${logitsColumns(program)} logits, vocab_size is ${pack.vocab_size}`;
     throw packError('program-shape', `${source.url}program.json gives ${found}.`);

@@ -98,6 +98,25 @@ function checkChoice(program, tensors) {
   }
 }
 
+/**
+ * Whether there is a row for each position of the context.
+ * @param {Program} program checked
+ * @param {Map<string, TensorShape>} tensors
+ * @param {number} context tokens
+ * @throws {TercetError} with detail.rule `program-shape`
+ */
+export function checkContext(program, tensors, context) {
+  for (const section of SECTIONS) {
+    program[section].forEach(({ op, w }, index) => {
+      const rows = op === 'position' ? tensors.get(w)?.shape[0] ?? 0 : context;
+      if (rows < context) {
+        const where = `program.json: ${section}[${index}] ${op}`;
+        throw packError('program-shape', `${where}: ${rows} positions, context_length is ${context}.`);
+      }
+    });
+  }
+}
+
 /** @param {Program} program checked @returns {number} size of the vocabulary that it chooses from */
 export const logitsColumns = ({ values, greedy }) => values[greedy[0].logits].shape[1];
 
