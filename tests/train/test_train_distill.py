@@ -325,6 +325,10 @@ def test_rows_become_conversations_and_texts(kit_folder: Path) -> None:
 BAD: dict[str, tuple[Callable[[Path], list[object]], list[str]]] = {
     "no kit": (lambda kit: ["samples", "--kit", kit.parent, "--model", "a=teacher"], ["tokenizer.json"]),
     "no length of the run": (lambda kit: ["run", "--kit", kit, "--out", kit / "x"], ["seconds or steps"]),
+    "shares without the teacher": (
+        lambda kit: ["run", "--kit", kit, "--out", kit / "x", "--steps", 1, "--text-share", 0.9],
+        ["0.12, 0.9, 0.08", "below 1"],
+    ),
     "no rows": (
         lambda kit: ["evaluate", "--kit", kit, "--chat", kit / "none.npy", "--model", "a=teacher"],
         ["none.npy", "run sample first"],

@@ -19,6 +19,7 @@ OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
 Models = Annotated[list[str], typer.Option("--model", help="NAME=FOLDER, or NAME=teacher; more than once to compare.")]
 Seconds = Annotated[float, typer.Option(help="How long to train; the rate reaches zero then.")]
 Steps = Annotated[int, typer.Option(help="Steps to train, in place of seconds.")]
+Share = Annotated[float | None, typer.Option(help="Of the steps; what is left is for the teacher's own rows.")]
 
 
 @app.command("bundle")
@@ -56,10 +57,14 @@ def run_command(
     student_batches: Annotated[int, typer.Option(help="Batches of rows that the student writes; 0 for none.")] = 2,
     length: Annotated[int, typer.Option(help="Tokens of a sampled row.")] = 512,
     text_length: Annotated[int, typer.Option(help="Tokens of a row of plain text.")] = 1024,
+    encyclopedia_share: Share = None,
+    text_share: Share = None,
+    pairs_share: Share = None,
+    student_share: Share = None,
     held_prompts: Annotated[int, typer.Option(help="Held-out prompts on which loops are counted.")] = 256,
     measure_every: Annotated[float, typer.Option(help="Seconds between measurements.")] = 60.0,
     save_every: Annotated[float, typer.Option(help="Seconds between saved states.")] = 240.0,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Of what is sampled, and of the order; another one gives other text.")] = 0,
     wait: Annotated[float, typer.Option(help="Seconds to wait, after sampling, for the rest of the kit.")] = 0.0,
     resume: Annotated[bool, typer.Option(help="Go on with what lies in the folder.")] = False,
 ) -> None:
@@ -69,10 +74,14 @@ def run_command(
     from .run import Plan, run
 
     opened = Kit(kit)
+    shares = {
+        "encyclopedia_share": encyclopedia_share, "text_share": text_share, "pairs_share": pairs_share,
+        "student_share": student_share,
+    }  # fmt: skip
     plan = Plan(
         start=str(opened.first) if start == "first" else start, rows=rows, batches=batches,
         sample_seconds=sample_seconds, student_batches=student_batches, length=length, text_length=text_length,
-        held_prompts=held_prompts, wait=wait,
+        held_prompts=held_prompts, wait=wait, **{name: share for name, share in shares.items() if share is not None},
     )  # fmt: skip
     options = Options(
         seconds=seconds, steps=steps, lr=lr, batch_tokens=batch_tokens, warmup=warmup, state_weight=state_weight,

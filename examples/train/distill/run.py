@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..card import QUESTIONS
+from ..errors import TrainError
 from .answers import answers, asked, loops
 from .conversations import Recipe
 from .decode import Decoder
@@ -55,6 +56,14 @@ class Plan:
     held_prompts: int = 256
     wait: float = 0.0
 
+    def __post_init__(self) -> None:
+        shares = (self.encyclopedia_share, self.text_share, self.pairs_share)
+        if min(*shares, self.student_share) < 0 or sum(shares) >= 1 or self.student_share >= 1:
+            raise TrainError(
+                "training: shares must be 0 or more, those of encyclopedia, text and pairs together and that of the "
+                f"student below 1; found {', '.join(f'{share:g}' for share in (*shares, self.student_share))}"
+            )
+
 
 def run(kit: Kit, plan: Plan, options: Options, folder: Path, resume: bool = False) -> dict[str, Any]:
     """Run it. folder: gets ``log.jsonl``, ``held-chat.npy``, ``sampled.npy``, ``state.pt``, ``compact/``,
@@ -63,7 +72,7 @@ def run(kit: Kit, plan: Plan, options: Options, folder: Path, resume: bool = Fal
     log("begin", plan=asdict(plan), options=asdict(options), device=str(kit.device))
     teacher = kit.teacher()
     log("loaded", teacher=str(kit.teacher_path))
-    chat, streams = _sampled(kit, teacher, plan, folder, log, resume)
+    chat, streams = _sampled(kit, teacher, plan, options.seed, folder, log, resume)
     kit.wait(plan.start, plan.wait)
     student = start(teacher, plan.start, kit.text("encyclopedia", plan.text_length)[:16])
     log("started", at=plan.start)
@@ -98,11 +107,11 @@ def run(kit: Kit, plan: Plan, options: Options, folder: Path, resume: bool = Fal
 def sample_files(kit: Kit, folder: Path, rows: int, batches: int, length: int, seconds: float) -> None:
     """Only the sampling of ``run``: writes ``held-chat.npy`` and ``sampled.npy``."""
     plan = Plan("teacher", rows=rows, batches=batches, sample_seconds=seconds, length=length)
-    _sampled(kit, kit.teacher(), plan, folder, Log(folder / "log.jsonl"), resume=False)
+    _sampled(kit, kit.teacher(), plan, 0, folder, Log(folder / "log.jsonl"), resume=False)
 
 
 def _sampled(
-    kit: Kit, teacher: Teacher, plan: Plan, folder: Path, log: Log, resume: bool
+    kit: Kit, teacher: Teacher, plan: Plan, seed: int, folder: Path, log: Log, resume: bool
 ) -> tuple[Tensor, list[Stream]]:
     """Held-out conversations, and the stream of the teacher's own rows."""
     chat_path, rows_path = folder / "held-chat.npy", folder / "sampled.npy"
@@ -114,7 +123,7 @@ def _sampled(
     chat = held_out(decoder, kit, log)
     save_rows(chat_path, chat)
     tokens, hidden = sample(
-        decoder, kit, kit.prompts("train"), Recipe(), 1, plan.batches, plan.sample_seconds, log, keep=True
+        decoder, kit, kit.prompts("train"), Recipe(), 1 + 2 * seed, plan.batches, plan.sample_seconds, log, keep=True
     )
     save_rows(rows_path, tokens)
     for row in tokens[:6].tolist():
@@ -149,7 +158,7 @@ def _by_student(kit: Kit, teacher: Teacher, student: Student, plan: Plan, option
     student.freeze()
     decoder = Decoder(student, max(1, plan.rows // 2), plan.length)
     prompts = kit.prompts("train")
-    tokens, _ = sample(decoder, kit, prompts, STUDENT_RECIPE, 2, plan.student_batches, 1e9, log)
+    tokens, _ = sample(decoder, kit, prompts, STUDENT_RECIPE, 2 + 2 * options.seed, plan.student_batches, 1e9, log)
     del decoder
     student.thaw()
     if kit.device.type == "cuda":
