@@ -92,7 +92,7 @@ def dispatches(model: NativeModel, program: Mapping[str, Any]) -> dict[str, Any]
     """Dispatches of a decode step: ``dispatchesPerToken`` and ``dispatchesPerLayer``."""
     step = model._live.dispatches(["body", "logits", "greedy"], 1, 1, model.capacity)
     body = model._live.dispatches(["body"], 1, 1, model.capacity)
-    embeds = sum(op["op"] == "embed" for op in program["body"])
+    embeds = sum(op["op"] in ("embed", "position") for op in program["body"])
     layers = max(1, len(program["caches"]) / 2)
     return {"dispatchesPerToken": len(step), "dispatchesPerLayer": (len(body) - embeds) / layers}
 

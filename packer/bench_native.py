@@ -128,10 +128,10 @@ def measure(
 
 
 def bytes_per_token(pack: Pack, kv: str, context: int) -> int:
-    """What a token must read: all weights once, of an embedding that is no head one row, and ``context`` of cache."""
+    """What a token must read: all weights once, of what is looked up one row (unless it is the head), and the cache."""
     operations = [*pack.program["body"], *pack.program["logits"]]
     multiplied = {op["w"] for op in operations if op["op"] == "linear"}
-    gathered = {op["w"] for op in operations if op["op"] == "embed"} - multiplied
+    gathered = {op["w"] for op in operations if op["op"] in ("embed", "position")} - multiplied
     caches = [(cache["heads"], cache["head_dim"]) for cache in pack.program["caches"].values()]
     total = context * kv_bytes_per_token(caches, kv)
     for name, entry in pack.entries.items():

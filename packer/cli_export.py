@@ -195,14 +195,14 @@ def _bits_text(bits: float | None) -> str:
     return "none" if bits is None else f"{bits:.2f} bits a weight"
 
 
+#: What people call tensors that are no linears, norms or biases.
+_KINDS = {"embed": "embedding", "positions": "positions", "lm_head": "output head"}
+
+
 def _by_part(result: ExportResult) -> dict[str, list[TensorReport]]:
     parts: dict[str, list[TensorReport]] = {}
     for report in result.tensors:
-        kind = "norms and biases"
-        if report.name in ("embed", "lm_head"):
-            kind = "embedding" if report.name == "embed" else "output head"
-        elif report.encoding != "f32":
-            kind = "linears"
+        kind = _KINDS.get(report.name, "norms and biases" if report.encoding == "f32" else "linears")
         parts.setdefault(f"{kind}|{report.encoding}", []).append(report)
     return parts
 

@@ -41,7 +41,8 @@ class _Watched(StreamedReference):
     """Runs the source and holds each of its products against that of the pack's weights."""
 
     def __init__(self, source: Subject, pack: Subject, advance: Advance):
-        super().__init__(source.program, source.tensors, capacity=CAPTURED_TOKENS, kv="f32")
+        capacity = min(CAPTURED_TOKENS, source.context)
+        super().__init__(source.program, source.tensors, capacity=capacity, kv="f32")
         self._pack, self._advance = pack, advance
         self.found: dict[str, dict[str, Any]] = {}
 

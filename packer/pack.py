@@ -101,7 +101,7 @@ class Pack:
         tensors = {name: (entry.encoding, entry.shape) for name, entry in self.entries.items()}
         try:
             check_program(self.program, tensors)
-            check_context(self.program, tensors, self.manifest["context_length"])
+            check_context(self.program, lambda name: tensors[name][1][0], self.manifest["context_length"])
         except ContractError as error:
             raise PackError(error.rule, f"{self.path}: {error}") from None
         found, expected = logits_columns(self.program), self.manifest["vocab_size"]

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shaders.contract import ExecutionError
+from shaders.contract import ContractError, ExecutionError
 from shaders.forced import Forced, ForcedError, parse_forced
+from shaders.program import check_context
 from shaders.sampling import Sampling
 
 from .errors import PackerError
@@ -59,10 +60,14 @@ def load_model(
     kernels: str | None = None,
     speculate: str = "auto",
 ) -> Any:
-    """The pack on an executor. Raises PackerError if the native one has no usable device.
+    """The pack on an executor. Raises PackerError if the native one has no usable device, or positions are too few.
 
     speculate: ``auto``, ``on`` or ``off``, as in NativeModel; the reference guesses nothing.
     """
+    try:
+        check_context(pack.program, lambda name: pack.entries[name].shape[0], capacity)
+    except ContractError as error:
+        raise PackerError(f"{pack.path}: {error}; choose a smaller context") from None
     if backend == "reference":
         if kernels is not None:
             raise PackerError("--kernels is for kernels of a GPU, --backend reference has none; leave out one of both")

@@ -9,7 +9,7 @@ import numpy as np
 
 from . import reference, sampling
 from .contract import INTEGER_ACTIVATIONS, ExecutionError, constant, op_spec
-from .program import logits_columns
+from .program import check_context, logits_columns
 from .weights import WeightTensor
 
 #: Called after each operation with its section, index, the operation and what it wrote.
@@ -20,7 +20,8 @@ class ReferenceModel:
     """A program with its weights and a KV cache of ``capacity`` tokens.
 
     program: parsed ``program.json``, already checked. tensors: name -> WeightTensor.
-    kv: ``f32``, ``f16`` or ``q8``. Decoded matrices are kept as float32, four bytes a weight.
+    kv: ``f32``, ``f16`` or ``q8``. Decoded matrices are kept as float32, four bytes a weight. Raises ContractError if
+    the model has fewer positions than that.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class ReferenceModel:
         capacity: int,
         kv: str = "f32",
     ):
+        check_context(program, lambda name: tensors[name].rows, capacity)
         self.program, self.tensors, self.capacity, self.kv = program, tensors, capacity, kv
         self.position = 0
         self.observer: Observer | None = None

@@ -20,6 +20,7 @@ from .native_timing import Tuning, constants_in_force, tune
 from .native_tuning import Choices, open_memory
 from .native_waves import WAYS, Drafting, waves
 from .native_weights import WeightStore
+from .program import check_context
 from .sampling import Sampling
 from .weights import WeightTensor
 
@@ -39,7 +40,8 @@ class NativeModel:
     logits of each step, which costs a read-back a token. forced: kernels that a person forces. identity: of the
     weights, under which the constants that are chosen by timing are remembered; without one nothing is timed.
     speculate: one of ``native_waves.WAYS``, whether drafts are guessed and verified, which changes no token; the
-    attribute may be set from answer to answer, to verify none meanwhile. Raises a NativeError.
+    attribute may be set from answer to answer, to verify none meanwhile. Raises a NativeError, or ContractError if the
+    model has fewer positions than ``capacity``.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class NativeModel:
     ):
         if speculate not in WAYS:
             raise ValueError(f"speculate is {speculate!r}, expected one of {', '.join(WAYS)}")
+        check_context(program, lambda name: tensors[name].rows, capacity)
         self.program, self.capacity, self.kv, self.keep_logits = program, capacity, kv, keep_logits
         self.device = device or shared_device()
         require_sound(self.device)

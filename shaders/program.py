@@ -5,7 +5,7 @@ The JavaScript twin is in ``web/engine/contract.js``: both refuse a program befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .contract import INTEGER_ACTIVATIONS, ContractError, document, short
@@ -47,11 +47,14 @@ def check(program: Any, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> N
     _check_choice(program, tensors)
 
 
-def check_context(program: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]], context: int) -> None:
-    """Raise ContractError unless a checked program has a row for each position of a context of so many tokens."""
+def check_context(program: Mapping[str, Any], rows: Callable[[str], int], context: int) -> None:
+    """Raise ContractError unless a checked program has a row for each position of a context of so many tokens.
+
+    rows: of a tensor.
+    """
     for _, where, op in operations(program):
-        rows = tensors[op["w"]][1][0] if op["op"] == "position" else context
-        _expect(rows >= context, "program-shape", f"{where}: {rows} positions, context_length is {context}")
+        found = rows(op["w"]) if op["op"] == "position" else context
+        _expect(found >= context, "program-shape", f"{where}: {found} positions, the context is {context} tokens")
 
 
 def _expect(condition: bool, rule: str, message: str) -> None:

@@ -9,10 +9,11 @@ the width with ReLU and biases, and a head with bias that is not the embedding. 
     attn_blocks.N.ln1.*  .ln2.*  .attn.heads.H.{query,key,value}.weight  .attn.proj.*  .mlp.hidden.*  .mlp.proj.*
 
 and buffers (``tril``, ``pos_idxs``) that follow from the shape. Wrappers' prefixes (``module.``, ``_orig_mod.``) may
-stand before them. The folder written here has the heads joined and one name for each thing:
+stand before them. The folder written here has the heads joined and Hugging Face's names, of a family of the packer's:
 
-    embedding.weight  positions.weight  norm.weight  head.{weight,bias}
-    blocks.N.{attention_norm,ffn_norm}.weight  .{q,k,v,o,up,down}.{weight,bias}
+    model.embed_tokens.weight  model.embed_positions.weight  model.norm.weight  lm_head.{weight,bias}
+    model.layers.N.{input,post_attention}_layernorm.weight
+    model.layers.N.self_attn.{q,k,v,o}_proj.{weight,bias}  .mlp.{up,down}_proj.{weight,bias}
 
 It has RMSNorm where the recipe has LayerNorm, with the same logits: all that writes to the residual stream (embedding,
 positions, o, down) is centred over the width, so that the stream's mean is 0 and its variance its mean square; what a

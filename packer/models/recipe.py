@@ -21,6 +21,8 @@ def build(config: Fields) -> Transformer:
     """The decoder that a config describes. Raises CheckpointError for missing or unsupported fields."""
     model = decoder(config, "recipe_gpt", default_theta=10_000.0, acts=_ACTS)
     config.refuse("tie_word_embeddings", (False,))
+    for field in ("rope_theta", "rope_scaling", "rope_parameters"):  # it rotates nothing
+        config.refuse(field, ())
     return replace(
         model,
         qkv_bias=True,

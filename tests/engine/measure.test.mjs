@@ -77,6 +77,11 @@ test('a token reads all weights, one row of an embedding that is no head, and th
   assert.equal(bytes(program), all + q8 / 100 + 7000);
   const tied = { ...program, logits: [{ op: 'linear', x: 'last', w: 'embed', out: 'logits' }] };
   assert.equal(bytes(tied), all + q8 + 7000);
+  const placed = { ...program, body: [...program.body, { op: 'position', w: 'positions', out: 'h', accumulate: true }] };
+  const without = bytes(placed);
+  tensors.set('positions', tensor('positions', 'q8', [10, 64], { group: 32 }));
+  assert.equal(bytes(placed), without + q8 / 100);
+  tensors.delete('positions');
 });
 
 test('products go round in the copies; apart each has its output, dependent ones share it', () => {

@@ -9,9 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from packer.bench_engine import dispatches
+from packer.bench_native import bytes_per_token
+from packer.errors import PackerError
 from packer.eval_source import open_source
 from packer.export import ExportOptions, export
 from packer.pack import Pack
+from packer.runner import load_model
+from shaders.contract import ContractError
 from shaders.interpreter import ReferenceModel
 from shaders.native import NativeModel
 from shaders.sampling import Sampling
@@ -82,11 +87,37 @@ def test_the_native_gpu_gives_the_ids(pack: Pack) -> None:
         assert [token for token, _ in native.generate(IDS[:9], Sampling(), 20)] == wanted
 
 
-@pytest.mark.parametrize("policy", ["q8", "q4km", "ternary"])
-def test_a_policy_is_exported_and_writes(checkpoint: Path, tmp_path: Path, policy: str) -> None:
-    told = ("--policy", policy, "--no-eval")
-    result = run_cli("export", checkpoint, "--out", tmp_path / "pack", *told)
+def test_no_executor_goes_beyond_the_positions(pack: Pack) -> None:
+    """Rotary models only get worse there; here a row is missing."""
+    for run in (ReferenceModel, NativeModel):
+        with pytest.raises(ContractError, match=f"{CONTEXT} positions, the context is {CONTEXT + 1} tokens"):
+            run(pack.program, pack.tensors(), capacity=CONTEXT + 1)
+    for backend in ("reference", "native"):
+        with pytest.raises(PackerError, match="choose a smaller context"):
+            load_model(pack, backend, CONTEXT + 1, "f32")
+
+
+def test_a_benchmark_counts_one_position_a_token(pack: Pack) -> None:
+    tensors = pack.tensors()
+    sizes = {name: tensor.resident_bytes for name, tensor in tensors.items()}
+    looked_up = {name: sizes.pop(name) for name in ("embed", "positions")}
+    rows = sum(size // tensors[name].rows for name, size in looked_up.items())
+    assert bytes_per_token(pack, "f16", 0) == sum(sizes.values()) + rows
+    with NativeModel(pack.program, tensors, capacity=CONTEXT) as model:
+        # Without fusions, on a CPU renderer: norm, qkv, append, attention, o, norm, up, activate, down.
+        assert dispatches(model, pack.program)["dispatchesPerLayer"] == 9
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [("q8", ()), ("q4km", ("--no-eval",)), ("ternary", ("--ternary-planes", 3, "--compensate", "--accept-damage"))],
+)
+def test_a_policy_is_exported_and_writes(checkpoint: Path, tmp_path: Path, policy: str, told: tuple[Any, ...]) -> None:
+    """Measured too, and calibrated, in windows of fewer tokens than other models' have."""
+    result = run_cli("export", checkpoint, "--out", tmp_path / "pack", "--policy", policy, *told)
     assert result.status == 0, result.err
+    assert "positions" in result.out
+    assert (Pack(tmp_path / "pack").manifest["grade"] is None) == ("--no-eval" in told)
     written = run_cli("generate", tmp_path / "pack", "--raw", "--prompt", "Once", "--greedy", "--max-tokens", 4)
     assert written.status == 0, written.err
 
@@ -97,6 +128,9 @@ def test_a_policy_is_exported_and_writes(checkpoint: Path, tmp_path: Path, polic
         ({"hidden_act": "gelu"}, ("hidden_act is 'gelu'", "relu")),
         ({"tie_word_embeddings": True}, ("tie_word_embeddings",)),
         ({"sliding_window": 4}, ("sliding_window",)),
+        ({"rope_theta": 10000.0}, ("rope_theta",)),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ("rope_scaling",)),
+        ({"rope_parameters": {"rope_type": "default"}}, ("rope_parameters",)),
         ({"max_position_embeddings": CONTEXT + 1}, ("model.embed_positions.weight", str(CONTEXT + 1))),
     ],
 )

@@ -63,7 +63,7 @@ ROPES: dict[str, dict[str, Any]] = {
 def model(family: str, **changes: Any) -> Any:
     case = dict(FAMILY_CASES.get(family.removesuffix("_text"), ("", {}))[1])
     if family == "recipe_gpt":
-        case["tie_word_embeddings"] = False
+        case |= {"tie_word_embeddings": False, "rope_theta": ...}
     return build_model(tiny_config(family, **{**case, **changes}), WHERE, set())
 
 

@@ -158,6 +158,15 @@ NO_TRITS = sorted(set(range(256)) - {-(-number * 256 // 243) for number in range
 BAD_NAMES = ["../x", "a/b", "a\\b", ".hidden", "", "x" * 101, "pack.json", "a b", "é", "a\n", "C:x", "/etc/passwd"]
 
 
+POSITION = {"op": "position", "w": EMBED, "accumulate": True}
+
+
+def add_positions(pack: Path) -> None:
+    """The rows of the embedding, 272, become those of the first positions too."""
+    recode(pack, EMBED, "f32")
+    program(lambda found: found["body"].insert(1, {**POSITION, "out": found["body"][0]["out"]}))(pack)
+
+
 def coded(encoding: str, key: str, index: Any = None, value: Any = None) -> Change:
     """Store the embedding in another encoding, then set one element of what it has, or without an index take it out."""
 
@@ -347,6 +356,8 @@ CASES: dict[str, list[tuple[str, Change]]] = {
         ("unknown", program(lambda found: found["body"].insert(1, {"op": "convolve"}))),
         ("q_gain alone", program(lambda found: found["body"][3].update(q_gain=GAIN))),
         ("negative window", program(lambda found: found["body"][4].update(window=-1))),
+        ("positions of q4", program(
+            lambda found: found["body"].insert(1, {**POSITION, "out": found["body"][0]["out"]}))),
         ("integers are accumulated", program(
             lambda found: found["body"].insert(2, {**found["body"][1], "accumulate": True}))),
         ("empty program", raw("program.json", b'{"ops_version": 1}')),
@@ -358,6 +369,8 @@ CASES: dict[str, list[tuple[str, Change]]] = {
     "program-shape": [
         ("head_dim", program(lambda found: found["caches"]["k.0"].update(head_dim=10))),
         ("vocabulary", manifest("vocab_size", to=273)),
+        ("fewer positions than the context", lambda pack: (
+            add_positions(pack), manifest("context_length", to=273)(pack))),
     ],
 }  # fmt: skip
 
@@ -422,6 +435,13 @@ def test_unknown_fields_are_ignored(whole: Path, tmp_path: Path) -> None:
 def test_what_hostile_packs_are_made_of_is_sound(encoding: str, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "pack")
     recode(tmp_path / "pack", EMBED, encoding)
+    Pack(tmp_path / "pack").verify()
+
+
+def test_positions_for_a_whole_context_are_sound(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "pack")
+    add_positions(tmp_path / "pack")
+    manifest("context_length", to=272)(tmp_path / "pack")
     Pack(tmp_path / "pack").verify()
 
 

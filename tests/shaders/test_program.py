@@ -58,9 +58,9 @@ def test_a_whole_program_passes() -> None:
 
 def test_a_context_has_positions() -> None:
     program, tensors = whole()
-    check_context(program, tensors, 99)
-    with pytest.raises(ContractError, match=r"body\[\d+\] 'position': 99 positions, context_length is 100") as caught:
-        check_context(program, tensors, 100)
+    check_context(program, lambda name: tensors[name][1][0], 99)
+    with pytest.raises(ContractError, match=r"body\[\d+\] 'position': 99 positions, the context is 100") as caught:
+        check_context(program, lambda name: tensors[name][1][0], 100)
     assert caught.value.rule == "program-shape"
 
 

@@ -255,7 +255,7 @@ export const fitting = (wanted, most) => [...new Set(wanted.map((size) => Math.m
  * @param {import('./program.js').Program} program
  */
 function dispatches({ executor }, program) {
-  const embeds = program.body.filter(({ op }) => op === 'embed').length;
+  const embeds = program.body.filter(({ op }) => op === 'embed' || op === 'position').length;
   const body = executor.commands('one', ['body'], 1, 1).length;
   return {
     dispatchesPerToken: executor.commands('one', ['body', 'logits', 'greedy'], 1, 1).length,

@@ -57,7 +57,7 @@ export const tensorBytes = (tensor, contract) =>
     : 4 * (tensor.shape[0] * rowWords(tensor, contract).resident + scaleWords(tensor, tensor.shape[0]));
 
 /**
- * What a token must read: all weights once, of an embedding that is no head one row, and the cache.
+ * What a token must read: all weights once, of what is looked up one row (unless it is the head), and the cache.
  * @param {Pack} pack
  * @param {Program} program
  * @param {Contract} contract
@@ -67,7 +67,7 @@ export const tensorBytes = (tensor, contract) =>
 export function bytesPerToken({ tensors }, program, contract, kvBytesPerToken, context) {
   const operations = [...program.body, ...program.logits];
   const multiplied = new Set(operations.filter(({ op }) => op === 'linear').map(({ w }) => w));
-  const gathered = new Set(program.body.filter(({ op }) => op === 'embed').map(({ w }) => w));
+  const gathered = new Set(program.body.filter(({ op }) => op === 'embed' || op === 'position').map(({ w }) => w));
   let sum = kvBytesPerToken * context;
   for (const tensor of tensors.values()) {
     const bytes = tensorBytes(tensor, contract);

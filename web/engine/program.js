@@ -111,7 +111,7 @@ export function checkContext(program, tensors, context) {
       const rows = op === 'position' ? tensors.get(w)?.shape[0] ?? 0 : context;
       if (rows < context) {
         const where = `program.json: ${section}[${index}] ${op}`;
-        throw packError('program-shape', `${where}: ${rows} positions, context_length is ${context}.`);
+        throw packError('program-shape', `${where}: ${rows} positions, the context is ${context} tokens.`);
       }
     });
   }
