@@ -393,14 +393,14 @@ def test_learned_positions_and_an_mlp_without_gate(family_page: Page, site: Engi
     source = write_recipe(tmp_path)
     import_recipe(source / "model.pt", tmp_path / "checkpoint", tokenizer=source / "tokenizer")
     pack = Pack(export(tmp_path / "checkpoint", site.packs / "recipe", ExportOptions(keep=("*=f16",))).path)
-    expected = ReferenceModel(pack.program, pack.tensors(), capacity=CONTEXT).generate(
-        FAMILY_PROMPT, Sampling(), CONTEXT - len(FAMILY_PROMPT)
-    )
+    model = ReferenceModel(pack.program, pack.tensors(), capacity=CONTEXT, kv="f16")
+    expected = [token for token, _ in model.generate(FAMILY_PROMPT, Sampling(), CONTEXT - len(FAMILY_PROMPT))]
+    assert len(set(expected)) > len(expected) // 2
     ways = {**OPTIONS, "contextLength": CONTEXT}
     loaded = family_page.evaluate("([url, ways]) => load(url, { ...ways, device })", ["/packs/recipe/", ways])
     assert "error" not in loaded, loaded
     ids = family_page.evaluate(GENERATE, [FAMILY_PROMPT, CONTEXT - len(FAMILY_PROMPT)])
-    assert ids == [token for token, _ in expected]
+    assert ids == expected
 
 
 def test_the_worker_that_does_not_start_is_told(context: BrowserContext, site: EngineSite) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from tests.support.training import run_train
 
 import torch  # isort: skip  (after tests.support.training, which sets it up)
 
-from tests.support.recipe import BLOCKS, CONTEXT, WIDTH, recipe, write_recipe  # isort: skip
+from tests.support.recipe import BLOCKS, CONTEXT, HEADS, WIDTH, recipe, write_recipe  # isort: skip
 
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, 256, size=CONTEXT)]
 
@@ -80,11 +82,32 @@ def test_in_f32_the_logits_are_the_recipe_s(checkpoint: Path, expected: np.ndarr
     assert relative_to_range(model.step(IDS, rows=len(IDS)), expected) < 1e-4
 
 
-def test_the_native_gpu_gives_the_ids(pack: Pack) -> None:
-    reference = ReferenceModel(pack.program, pack.tensors(), capacity=CONTEXT)
-    wanted = [token for token, _ in reference.generate(IDS[:9], Sampling(), 20)]
+def test_the_native_gpu_gives_logits_and_ids(pack: Pack, expected: np.ndarray) -> None:
+    wanted = greedy_ids(pack.program, pack)
     with NativeModel(pack.program, pack.tensors(), capacity=CONTEXT, kv="f32") as native:
         assert [token for token, _ in native.generate(IDS[:9], Sampling(), 20)] == wanted
+        native.truncate(0)
+        assert relative_to_range(native.step(IDS, rows=len(IDS)), expected) < 2e-3  # f16 weights
+
+
+def test_all_that_is_new_decides_the_ids(pack: Pack) -> None:
+    """Else those that executors give would say little."""
+    wanted = greedy_ids(pack.program, pack)
+    changes: list[Callable[[dict[str, Any]], object]] = [
+        lambda found: found["body"].pop(1),  # position
+        lambda found: next(op for op in found["body"] if op["op"] == "activate").update(act="silu"),
+        lambda found: found["logits"][-1].pop("bias"),
+        lambda found: found["tables"]["rope"].update(inv_freq=[1.0] * (WIDTH // HEADS // 2)),
+    ]
+    for change in changes:
+        program = copy.deepcopy(pack.program)
+        change(program)
+        assert greedy_ids(program, pack) != wanted
+
+
+def greedy_ids(program: dict[str, Any], pack: Pack) -> list[int]:
+    model = ReferenceModel(program, pack.tensors(), capacity=CONTEXT)
+    return [token for token, _ in model.generate(IDS[:9], Sampling(), 20)]
 
 
 def test_no_executor_goes_beyond_the_positions(pack: Pack) -> None:

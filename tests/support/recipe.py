@@ -78,10 +78,19 @@ class Recipe(nn.Module):
 
 
 def recipe(divisor: int = WIDTH // HEADS) -> Recipe:
-    torch.manual_seed(0)
+    """A random model in which every part matters: with spreads all alike it would write one token for ever.
+
+    With this seed greedy choices from the prompts of the tests are clear: 0.7 % of the logits' range or more.
+    """
+    torch.manual_seed(3)
     found = Recipe(divisor)
-    for parameter in found.parameters():  # gains and biases that matter
-        nn.init.normal_(parameter, std=0.5)
+    for name, parameter in found.named_parameters():
+        if "embed" in name:
+            nn.init.normal_(parameter)
+        elif parameter.ndim == 2:
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        else:
+            nn.init.normal_(parameter, mean=float(name.endswith("weight")), std=0.3)
     return found.eval()
 
 
