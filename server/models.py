@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -25,32 +26,6 @@ class KvShape(BaseModel):
     head_dim: int
 
 
-class HeldOut(BaseModel):
-    """Mean loss on a text, nats a token; `tokens` of it."""
-
-    text: str
-    loss: float
-    tokens: int | None = None
-
-
-class Sample(BaseModel):
-    """An answer as it came."""
-
-    prompt: str
-    answer: str
-
-
-class About(BaseModel):
-    """What a model was made from: the pack's card, as `packer/card.py` describes it."""
-
-    trained_on: str
-    tokens: int | None = None
-    held_out: list[HeldOut] = []
-    samples: list[Sample] = []
-    sampling: str | None = None
-    notes: str | None = None
-
-
 class ModelCard(BaseModel):
     """One pack, as a person chooses it. Sizes in bytes, `context` in tokens."""
 
@@ -69,7 +44,7 @@ class ModelCard(BaseModel):
     bits_per_weight: float
     ternary_bits_per_weight: float | None
     grade: str | None  # None: not measured
-    about: About | None  # None: the pack says nothing
+    about: dict[str, Any] | None  # the pack's card, as packer/card.py describes it; None: it has none
     default: bool
 
 
@@ -101,12 +76,12 @@ def _card(pack: Pack, default: bool) -> ModelCard:
     return ModelCard.model_validate(pack.manifest | own)
 
 
-def _about(pack: Pack) -> About | None:
+def _about(pack: Pack) -> dict[str, Any] | None:
     """A card that cannot be read costs the page nothing else."""
     if CARD not in pack.files:
         return None
     try:
-        return About.model_validate(read_card(pack.files[CARD].path))
+        return read_card(pack.files[CARD].path)
     except PackerError as error:
         log.warning("pack %s: %s", pack.id, error)
         return None

@@ -40,16 +40,14 @@ _STAGES = {
 }
 
 
-def stage_card(
-    model: Decoder, found: Checkpoint, data: Path, samples: int = 3, note: str = "", measures: Measures | None = None
-) -> dict[str, Any]:
+def stage_card(model: Decoder, found: Checkpoint, data: Path, samples: int = 3, note: str = "") -> dict[str, Any]:
     """The card of a model trained on the streams in ``data``. samples: greedy answers to the first QUESTIONS.
 
     Raises TrainError: streams of another tokenizer.
     """
     check_tokenizer(found, data)
-    device, measures = model.embedding.weight.device, measures or Measures(tokens=100_000)
-    measures = Measures(min(measures.sequence, found.model.max_context), measures.tokens, batch=measures.batch)
+    device = model.embedding.weight.device
+    measures = Measures(min(Measures.sequence, found.model.max_context), tokens=100_000)
     losses = {
         "held-out text": text_loss(model, data, measures, device),
         "held-out answers in conversations": chat_loss(model, data, measures, device),

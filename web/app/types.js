@@ -27,11 +27,11 @@
  * What a model was made from: the pack's card, packer/card.py. Losses in nats a token.
  * @typedef {object} About
  * @property {string} trained_on
- * @property {number|null} tokens
- * @property {{text: string, loss: number, tokens: number|null}[]} held_out
+ * @property {number} [tokens]
+ * @property {{text: string, loss: number, tokens?: number}[]} held_out
  * @property {{prompt: string, answer: string}[]} samples
- * @property {string|null} sampling
- * @property {string|null} notes
+ * @property {string} [sampling]
+ * @property {string} [notes]
  *
  * @typedef {object} Adapter
  * @property {string} vendor
