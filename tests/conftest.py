@@ -54,12 +54,20 @@ class ServerProcess:
         while time.monotonic() < deadline:
             if not select.select([self.process.stdout], [], [], 1)[0]:
                 continue
-            line = self.process.stdout.readline()
+            line = self._line(self.process.stdout.fileno())
             if found := re.search(r"http://[^ ]+:(\d+)/", line):
                 return int(found.group(1))
             if not line:
                 break
         raise AssertionError(f"the server did not start: {self.finish(1)}")
+
+    @staticmethod
+    def _line(pipe: int) -> str:
+        """Byte by byte: what a buffer has read beyond the line, communicate() would not find."""
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(pipe, 1)):
+            line += byte
+        return line.decode()
 
     def finish(self, seconds: float = 60) -> tuple[int, str, str]:
         """Wait for the end; returns exit status, stdout, stderr."""
