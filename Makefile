@@ -31,7 +31,7 @@ chat: $(VENV)/.installed web/vendor/.stamp
 	$(PY) -m server --packs $(PACKS) --host $(HOST) --port $(PORT) --open
 
 test: system $(VENV)/.installed-test web/vendor/.stamp web/node_modules/.package-lock.json
-	$(PY) -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Both engines on one device: wgpu here, and the page's own on Dawn in Node, the latter beside its peers.
 bench: $(VENV)/.installed web/vendor/.stamp web/node_modules/.package-lock.json
